@@ -100,8 +100,9 @@ func (n *node) processes(names ...string) (pids []int) {
 }
 
 // TestNobodyWaits: an ADD runs, but nobody waits for it any more: unwind was killed, the runtime
-// has sent the DEL, or the runtime is dead. Whatever the plugin does, the DEL succeeds within 20 s
-// and frees the address. The address stays free even if a child of the plugin outlives the DEL.
+// has sent the DEL, or the runtime is dead. Whatever the plugin does, the runtime's DEL succeeds
+// within 20 s and frees the address. The address stays free even if a child of the plugin outlives
+// the DEL.
 func TestNobodyWaits(t *testing.T) {
 	plugins := oneOf(
 		"a plugin without children",
@@ -160,8 +161,8 @@ func TestNobodyWaits(t *testing.T) {
 	})
 }
 
-// TestHungADD: a plugin hangs in an ADD, in its rollback, or in both, while the process that
-// started unwind lives, as with multus. The runtime's DEL ends the ADD and succeeds within 20 s.
+// TestHungADD: a plugin hangs in an ADD, in the ADD's rollback, or in both. The process that
+// started unwind lives on, as Multus does. The runtime's DEL ends the ADD and succeeds within 20 s.
 func TestHungADD(t *testing.T) {
 	choices := oneOf("in ADD", "in the DEL of its rollback", "in both")
 	each1(t, choices, func(t *testing.T, hangs choice) {

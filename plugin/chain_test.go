@@ -104,7 +104,7 @@ func (c pluginConf) mode(verb, mode string) pluginConf {
 }
 
 // fault is the mode of a faulty plugin for a verb: testdata/faulty lists the modes. A mode that is
-// followed by "once" applies only to the first call of each attachment.
+// followed by "once" applies only to an attachment's first call of that verb.
 type fault struct{ instance, verb, mode string }
 
 func (c pluginConf) on(verb, mode string) fault { return fault{c.instance, verb, mode} }
@@ -131,7 +131,7 @@ func (n *node) plan(faults ...fault) {
 	n.setModes(plan)
 }
 
-// chain sets the chain in unwind's configuration for the next requests.
+// chain sets the chain that unwind's configuration contains in later requests.
 func (n *node) chain(plugins ...pluginConf) { n.present = plugins }
 
 // plugins returns the configurations of the present chain's plugins for this network.

@@ -357,7 +357,7 @@ func (p *pod) wantPing() {
 
 // unwind's output and history.
 
-// wantLogged checks that verbs that succeeded have logged a text.
+// wantLogged checks that a verb that succeeded has logged this text.
 func (n *node) wantLogged(text string) {
 	n.Helper()
 	n.want(strings.Contains(n.log(), text), "the log has no %q", text)
@@ -368,7 +368,7 @@ func (n *node) wantLoggedTimes(count int, text string) {
 	n.wantCount(fmt.Sprintf("%q in the log", text), strings.Count(n.log(), text), count)
 }
 
-// wantWarned checks that unwind wrote a text to stderr in the last GC, STATUS or pod.give.
+// wantWarned checks that unwind wrote this text to stderr in the last GC, STATUS or pod.give.
 func (n *node) wantWarned(text string) {
 	n.Helper()
 	n.want(strings.Contains(n.said.stderr, text), "no %q in %s", text, n.said.stderr)

@@ -85,9 +85,9 @@ func (p *pod) wantAllOfADD() {
 
 // TestLateDELAgainstClaim: A's DEL failed twice, so unwind freed A's address, and B gets that
 // address. A's late DEL begins in each phase of B's ADD. Conversely, B's ADD begins in each phase
-// of A's DEL. Both verbs end, even if one waits for the other. Then B has its rule. After B's DEL,
-// nothing of A is left. If the journal has no record of A, the late DEL runs A's whole chain;
-// otherwise, it runs only p1. For A and B with the same container ID, see the comment below.
+// of A's DEL. Both verbs end, even if one waits for the other. Afterwards, B has its rule. After
+// B's DEL, nothing of A is left. If the journal has no record of A, the late DEL runs A's whole
+// chain; otherwise, it runs only p1. For A and B with the same container ID, see the comment below.
 func TestLateDELAgainstClaim(t *testing.T) {
 	type phase struct {
 		name  string
@@ -189,8 +189,9 @@ func (n *node) killCaller(call string) {
 	must(n, syscall.Kill(parent, syscall.SIGKILL))
 }
 
-// TestRuleOfKilledADD: p1 creates a rule by address, and then crashes or hangs. unwind rolls the ADD
-// back in reverse order, so p1's DEL runs while the address is still the pod's, and finds the rule.
+// TestRuleOfKilledADD: p1 creates a rule for the pod's address, and then crashes or hangs. unwind
+// rolls the ADD back in reverse order, so p1's DEL runs while the pod still has the address, and
+// finds the rule.
 func TestRuleOfKilledADD(t *testing.T) {
 	ends := oneOf("crash-effect", "hang-effect")
 	each1(t, ends, func(t *testing.T, end choice) {

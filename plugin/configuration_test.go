@@ -16,8 +16,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// chainFile configures unwind with a chainFile, and returns its path. It creates the file unless
-// the content is "".
+// chainFile configures unwind with a chainFile that has this content, and returns the file's path.
+// If the content is "", no file is created.
 func (n *node) chainFile(content string) string {
 	n.Helper()
 	path := filepath.Join(n.dir, "net.d", "net.conflist")
@@ -29,7 +29,7 @@ func (n *node) chainFile(content string) string {
 	return path
 }
 
-// chainInFile sets the chain for the next requests, in a chainFile.
+// chainInFile writes a chain of these plugins to a chainFile, and configures unwind with that file.
 func (n *node) chainInFile(plugins ...pluginConf) (path string) {
 	n.Helper()
 	n.chain(plugins...)
@@ -342,9 +342,9 @@ func TestSearchPaths(t *testing.T) {
 	})
 }
 
-// TestVersions combines each CNI version of unwind's list (outer) with each version of the chain
-// (inner). The runtime gets a result in the outer version, the plugins get the inner version, and
-// the DEL succeeds. The last plugin logs its input.
+// TestVersions combines each CNI version of unwind's conflist (outer) with each version of the
+// chain (inner). The runtime gets a result in the outer version, the plugins get the inner version,
+// and the DEL succeeds. The last plugin logs its input.
 func TestVersions(t *testing.T) {
 	all := []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} // older results have no interfaces
 	each2(t, all, all, func(t *testing.T, outer, inner string) {

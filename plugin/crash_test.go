@@ -60,7 +60,7 @@ func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
 }
 
 // awaitDelegates waits until no plugin holds a lock. After unwind was killed, a child of its plugin
-// may hold the lock for some time.
+// may hold a lock for some time.
 func (n *node) awaitDelegates() {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(n.stateDir, "locks", "*"))

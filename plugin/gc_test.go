@@ -28,7 +28,7 @@ const (
 	slipKey  = "cni.dev/attachments"
 )
 
-// valid returns the list of a GC with these pods, under the specification's key.
+// valid returns a list of these pods for a GC, under the key that the CNI specification defines.
 func valid(pods ...*pod) map[string]any { return map[string]any{validKey: listOf(pods...)} }
 
 // listOf lists the attachments of pods as a runtime does.

@@ -13,7 +13,7 @@ import (
 	"cni-unwind/plugin/plugintest/env"
 )
 
-// keeper creates a plugin, a shell script, that reads and writes no file. Its ADD creates a
+// keeper creates a plugin: a shell script that reads and writes no file. Its ADD creates a
 // directory, which node.taken lists, and its DEL removes that directory. The script first runs the
 // commands in the parameter more.
 func (n *node) keeper(name, more string) {
@@ -247,7 +247,7 @@ func TestStateDirOfOthers(t *testing.T) {
 
 // TestHostileDelegate: the second of two plugins misbehaves. The rollback releases what a failed
 // ADD allocated, even if a process has left the plugin's process group. If unwind has to kill the
-// plugin, in ADD and in the rollback, the plugin's DEL stays pending until the runtime's DEL.
+// plugin both in ADD and in the rollback, the plugin's DEL stays pending until the runtime's DEL.
 func TestHostileDelegate(t *testing.T) {
 	const (
 		result = `echo "{\"cniVersion\": \"1.0.0\", \"ips\": []}"`

@@ -462,8 +462,8 @@ func TestInterruptedOverUnknown(t *testing.T) {
 }
 
 // TestPortOfNewGeneration: portmap's rules are keyed by container ID. While a new ADD of the
-// container ID is live, a sweep doesn't retry portmap's DEL of the earlier ADD, because it would
-// remove the new ADD's host port.
+// container ID is live, a sweep doesn't retry portmap's DEL of the earlier ADD, because that DEL
+// would remove the new ADD's host port.
 func TestPortOfNewGeneration(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -20,7 +20,7 @@ import (
 )
 
 // TestRefused: each verb refuses invalid input with a code, and with a message that names the
-// problem. It starts no plugin, and reveals nothing of the configuration. It creates no file,
+// problem. The verb starts no plugin, and reveals nothing of the configuration. It creates no file,
 // except for the history of an ADD whose chain cannot start. A DEL of the pod with valid input
 // succeeds afterwards, because there is nothing to undo.
 func TestRefused(t *testing.T) {

@@ -271,7 +271,7 @@ func (y *year) compareLive() {
 	for _, name := range both {
 		have := map[string][]string{}
 		for _, w := range y.worlds() {
-			var lines []string // empty if the pod's chain creates no rules: any found are leaks
+			var lines []string // empty if the pod's chain creates no rules: any that exist are leaks
 			if w.pods[name].rules {
 				lines = rules[w.called]
 			}
@@ -545,8 +545,8 @@ func init() {
 				y.net.chained = append(slices.Clone(c[1:]), c[0])
 			}
 		}),
-		// renew PLUGIN CODE|hang|nothing: install a version that fails with CODE unless it gets a new key,
-		// and add that key to its configuration; or without the key, its DEL hangs or does nothing
+		// renew PLUGIN CODE|hang|nothing: add a new key to its configuration, and install a version that
+		// needs this key. Without the key, it fails with CODE, or its DEL hangs or does nothing
 		"renew": configure(func(y *year, w []string) {
 			if y.present(w[0]) {
 				b := y.net.binaries[w[0]]
@@ -573,7 +573,7 @@ func init() {
 				c.nft = w[1] == "nftables"
 			case "version":
 				c.version = w[1]
-			case "main": // the old one's program is kept, or w[2] says what becomes of it
+			case "main": // the old plugin's program is kept, or w[2] says what becomes of it
 				if c.main != w[1] {
 					y.leave(c.main, w[len(w)-1])
 				}
@@ -656,13 +656,13 @@ func init() {
 	}
 }
 
-// leave changes the program of a plugin that has left the chain: it is deleted, its daemon is down
-// or, for any other word, the program is kept.
+// leave changes the program of a plugin that has left the chain. If how is "deleted", the program
+// is deleted. If how is "down", its daemon is down. Otherwise, the program is kept.
 func (y *year) leave(plugin, how string) {
 	y.net.binaries[plugin].gone, y.net.binaries[plugin].down = how == "deleted", how == "down"
 }
 
-// shorten shortens unwind's budgets from the first plugin that hangs.
+// shorten shortens unwind's budgets the first time that hangs is true.
 func (y *year) shorten(hangs bool) {
 	if hangs && len(y.u.budgets) == 0 {
 		for _, budget := range []string{"Undo=20s", "GC=20s", "Release=10s", "Recorded=1s", "Step=2s"} {
@@ -711,7 +711,7 @@ type dice struct {
 	pods    map[string]bool // the pods that were added
 	chain   []string
 	broken  string // a plugin that fails
-	changed bool   // the last step changed who owns what
+	changed bool   // the last step changed the conflist or a plugin
 }
 
 func (d *dice) pick(words ...string) string { return words[d.IntN(len(words))] }

@@ -36,7 +36,7 @@ const (
 // setup is the initial configuration of both machines of a sequence.
 type setup struct {
 	ChainFile bool   // unwind is configured with a chainFile, not with a chain
-	Outer     string // cniVersion of unwind's list
+	Outer     string // cniVersion of unwind's conflist
 	Version   string // of the chain
 	Plugins   string // of the chain
 	Masq, NFT bool

@@ -63,7 +63,7 @@ type network struct {
 	unreadable     string         // "missing" or "invalid"; "" for a good conflist
 	off            bool
 	installed      string // the file that unwind's entry names
-	before         bool   // the plugins are those of the older release
+	before         bool   // the plugins are those of an older release
 	binaries       map[string]*program
 	wiped          bool
 	generations    map[string]int
@@ -376,7 +376,7 @@ type plainCall struct {
 // last boot.
 func (w *plainWorld) hanging() string { return filepath.Join(w.hangsDir(), "processes") }
 
-// call runs a verb. If a plugin hangs, the runtime kills the verb, as if its time were over.
+// call runs a verb. If a plugin hangs, the runtime kills the verb, as if the verb had timed out.
 func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plainCall {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
@@ -631,7 +631,7 @@ func (w *plainWorld) gc() plainCall {
 }
 
 // sweepTimesEnv makes this program sweep a state directory as the agent does, in the network
-// namespace in which it was started, and exit. The value has five parts, separated by "|": a text
+// namespace in which it was started, and exit. The value has five parts, separated by "|": a string
 // whose length is the number of sweeps, the state directory, libcni's cache, CNI_PATH, and unwind's
 // entry in the present conflist, if there is one.
 const sweepTimesEnv = "UNWIND_LIKEPLAIN_SWEEPS"
@@ -840,7 +840,7 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 }
 
 // chainOwners maps each iptables chain to its owner according to the rules' comments. The owner is
-// a container ID if the expression is ownerID, or a network if it is ruleNetwork.
+// a container ID if says is ownerID, or a network's name if says is ruleNetwork.
 func chainOwners(rules []string, says *regexp.Regexp) map[string]string {
 	owners := map[string]string{}
 	for _, line := range rules {

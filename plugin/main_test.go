@@ -19,7 +19,7 @@ import (
 
 const (
 	// unlockedEnv is the environment variable that keeps init from locking the main thread. unwind
-	// itself does not lock it.
+	// itself does not lock that thread.
 	unlockedEnv = "UNWIND_TEST_UNLOCKED"
 	// headlessEnv is the environment variable that makes this program end its first thread: see
 	// headless.

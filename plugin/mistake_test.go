@@ -183,8 +183,8 @@ func TestMistakeThatCannotBeProven(t *testing.T) {
 }
 
 // TestNeverRan: a plugin whose binary is missing or cannot be executed never runs, so it has no
-// pending DEL. If the binary has a wrong format, the runtime's DEL fails, as without unwind, until
-// the binary is replaced.
+// pending DEL. If the binary has the wrong format, the runtime's DEL fails, as without unwind,
+// until the binary is replaced.
 func TestNeverRan(t *testing.T) {
 	binaries := oneOf("not executable", "of another format", "missing")
 	each1(t, binaries, func(t *testing.T, binary choice) {

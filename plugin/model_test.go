@@ -85,7 +85,8 @@ func (w *world) someADD(try *rapid.T) {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
 	}
 	// In a new namespace, the ADD must fail if a process in the old one proves the attachment live. In
-	// the same namespace, it may succeed: the test's plugins create no interface that would prove it.
+	// the same namespace, the ADD may succeed: the test's plugins create no interface that would prove
+	// the attachment live.
 	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)

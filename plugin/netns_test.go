@@ -155,7 +155,7 @@ func TestNetNSOfDEL(t *testing.T) {
 	})
 }
 
-// TestDELNamesHostNetNS: a DEL's CNI_NETNS leads to the wrong namespace. Either it leads to the
+// TestDELNamesHostNetNS: a DEL's CNI_NETNS leads to the wrong namespace. It leads either to the
 // host's own, because the process ID in the path was reused, or to another pod's, because the path
 // was reused. The DEL succeeds, and no plugin gets that path.
 func TestDELNamesHostNetNS(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 
 // tire changes each pending DEL of the pod's newest record so that its next failure counts as the
 // 300th, at which unwind may drop the DEL. If the record says that the chain lacked the plugin at
-// the last failure, tire makes it say so of all 299 failures.
+// the last failure, tire makes the record say the same of all 299 failures.
 func (p *pod) tire() {
 	p.Helper()
 	p.edit(func(e *journal.Record) {
@@ -222,7 +222,8 @@ func TestServerMoves(t *testing.T) {
 
 // TestHangingPluginLeaves: a plugin's daemon no longer responds, so the plugin's DEL hangs, and the
 // operator removes the plugin from the chain, or replaces it. The runtime's DEL of an older pod
-// waits for it only for a short time. A slow DEL still has all of a sweep's time.
+// waits for the plugin only for a short time. In a sweep, a slow DEL of the plugin may take all of
+// the sweep's time.
 func TestHangingPluginLeaves(t *testing.T) {
 	each1(t, oneOf("it is removed", "it is replaced"), func(t *testing.T, change choice) {
 		n := newNode(t)
@@ -250,10 +251,10 @@ func TestHangingPluginLeaves(t *testing.T) {
 	})
 }
 
-// TestPluginReplaced: an upgrade replaces a plugin by one of another name, and the old one fails or
-// is gone. At the runtime's DEL, the new plugin releases what the old one created, as without
-// unwind. The old plugin's own DEL stays pending. If the new plugin's DEL fails, too, the runtime
-// gets the error, and its next DEL or a sweep retries both.
+// TestPluginReplaced: an upgrade replaces a plugin with one that has another name, and the old one
+// fails or is gone. At the runtime's DEL, the new plugin releases what the old one created, as
+// without unwind. The old plugin's own DEL stays pending. If the new plugin's DEL fails, too, the
+// runtime gets the error, and its next DEL or a sweep retries both.
 func TestPluginReplaced(t *testing.T) {
 	first := oneOf("its DEL succeeds", "its first DEL fails", "unwind is killed before it")
 	each3(t, oneOf("chain", "chainFile"), oneOf("is gone", "fails"), first, func(t *testing.T, in, old, first choice) {
@@ -299,9 +300,9 @@ func TestPluginReplaced(t *testing.T) {
 	})
 }
 
-// TestPluginReplacedBeforeSweep: as in TestPluginReplaced, but the namespaces go first, and a sweep is
-// the first to fail, or an earlier DEL of the runtime before the chain has the new plugin. The
-// runtime's next DEL still runs the new plugin.
+// TestPluginReplacedBeforeSweep: as in TestPluginReplaced, but a pod's namespace is already gone.
+// The old plugin's DEL first fails in a sweep, or in a DEL that the runtime sends before the chain
+// names the new plugin. The runtime's next DEL still runs the new plugin.
 func TestPluginReplacedBeforeSweep(t *testing.T) {
 	each1(t, oneOf("STATUS", "DEL"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -337,9 +338,9 @@ func TestPluginReplacedBeforeSweep(t *testing.T) {
 	})
 }
 
-// TestSuccessors: a chained plugin is replaced by one of another name. What the new plugin needs is
-// still there when its DEL runs: the address for firewall and portmap, the interface, and the
-// arguments that the runtime sends now. The DELs that are done don't run again.
+// TestSuccessors: a chained plugin is replaced with one that has another name. What the new plugin
+// needs is still there when its DEL runs: the address for firewall and portmap, the interface, and
+// the arguments that the runtime sends now. DELs that have succeeded don't run again.
 func TestSuccessors(t *testing.T) {
 	needs := oneOf("rules", "ports", "interface", "arguments")
 	each1(t, needs, func(t *testing.T, need choice) {
@@ -390,8 +391,9 @@ func TestSuccessors(t *testing.T) {
 	})
 }
 
-// TestSuccessorOnce: three plugins are replaced, two of them of the same type. The DELs of the new
-// ones fail if they run twice. They run once, also if the first DEL failed because a server was down.
+// TestSuccessorOnce: three plugins are replaced, two of which have the same type. A new plugin's
+// DEL would fail if it ran again after a success. Each of these DELs succeeds and doesn't run
+// again, even if it failed at first because a server was down.
 func TestSuccessorOnce(t *testing.T) {
 	each1(t, oneOf("up", "down at first"), func(t *testing.T, server choice) {
 		n := newNode(t)
@@ -469,7 +471,7 @@ func TestUnknownChainLater(t *testing.T) {
 }
 
 // TestNewArgument: a plugin is upgraded, declares a new capability, and its DEL needs an argument
-// that the ADD did not get. The runtime's DEL contains it.
+// that the ADD did not get. Once the runtime's DEL contains that argument, the DEL succeeds.
 func TestNewArgument(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -488,8 +490,8 @@ func TestNewArgument(t *testing.T) {
 }
 
 // TestOtherNetworksSTATUS: a plugin with host ports has left the chain of a second network. The
-// STATUS of the first network, which doesn't know that chain, tries the DEL, too. The DEL is dropped
-// anyway.
+// first network's STATUS, which doesn't know the second network's chain, also tries the plugin's
+// DEL. That does not keep unwind from dropping the DEL later.
 func TestOtherNetworksSTATUS(t *testing.T) {
 	t.Parallel()
 	first := newNode(t)
@@ -545,8 +547,8 @@ func TestCheckAfterChanges(t *testing.T) {
 	})
 }
 
-// pickyPortmap installs a portmap that fails with the given error while a file exists, unless its
-// configuration contains a text.
+// pickyPortmap installs a portmap that prints failure and exits with 1 while file exists, unless
+// portmap's configuration contains text.
 func (n *node) pickyPortmap(file, text, failure string) {
 	n.Helper()
 	n.script("portmap", fmt.Sprintf(`conf=$(cat)
@@ -615,9 +617,9 @@ func TestIPAMReplaced(t *testing.T) {
 	n.wantClean()
 }
 
-// TestPluginDirectoryMoves: the runtime uses another directory of plugins, and in the old one a
-// binary is gone or broken. The runtime's DEL runs the plugins of the new directory, as without
-// unwind. A sweep runs the plugins of the old directory, with the IPAM plugins of both.
+// TestPluginDirectoryMoves: the runtime now uses another plugin directory, and a binary in the old
+// one is gone or broken. The runtime's DEL runs the plugins in the new directory, as without
+// unwind. A sweep runs the plugins in the old directory, but an IPAM plugin may be in either one.
 func TestPluginDirectoryMoves(t *testing.T) {
 	run := func(by string, spoil func(n *node, old string)) {
 		t.Run(by, func(t *testing.T) {
@@ -653,7 +655,7 @@ func TestPluginDirectoryMoves(t *testing.T) {
 
 // TestArgsOfDEL: a plugin is upgraded, and its verbs now need an argument in CNI_ARGS that the ADD
 // did not get. The runtime was upgraded, too, and sends the argument with CHECK and DEL. If the
-// container is added again first, that ADD's arguments do not count for the earlier ADD.
+// container is added again first, unwind doesn't use the second ADD's arguments to undo the first.
 func TestArgsOfDEL(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -696,9 +698,10 @@ func TestArgsInAnotherOrder(t *testing.T) {
 	n.wantClean()
 }
 
-// TestReconnected: a container leaves a network, whose DEL fails, and joins another one with the
-// same interface name, as "podman network disconnect" and "podman network connect" do. The retry of
-// the DEL finds the same container and namespace, but must not remove the new network's interface.
+// TestReconnected: a container leaves a network, but the DEL fails. The container then joins
+// another network with the same interface name, as with "podman network disconnect" and "podman
+// network connect". The retry of the DEL finds the same container and namespace, but must not
+// remove the new network's interface.
 func TestReconnected(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -718,9 +721,9 @@ func TestReconnected(t *testing.T) {
 	n.wantClean()
 }
 
-// TestNested: a plugin such as Multus runs in unwind's chain, and runs a second chain with unwind
-// for the same container, whose ADD must not wait for the outer ADD. The second chain has another
-// interface, or the same one, as in Multus' annotation v1.multus-cni.io/default-network.
+// TestNested: a plugin such as Multus runs in unwind's chain, and itself runs unwind with a second
+// chain for the same container. The inner ADD must not wait for the outer ADD. The second chain has
+// another interface, or the same one, as with Multus' annotation v1.multus-cni.io/default-network.
 func TestNested(t *testing.T) {
 	each1(t, oneOf("eth0", "net1"), func(t *testing.T, ifname choice) {
 		n := newNode(t)
@@ -764,7 +767,7 @@ func TestRestartedWhileOff(t *testing.T) {
 	n.wantReserved(0)
 }
 
-// TestScratchTwice: a DEL that fails in a scratch namespace runs there once more. If both errors
+// TestScratchTwice: a DEL that fails in a scratch namespace runs there once more. If the two errors
 // are the same, the DEL then runs without a namespace. If the errors differ, it does not.
 func TestScratchTwice(t *testing.T) {
 	fails := func(msg string) string { return `echo "{\"code\": 5, \"msg\": \"` + msg + `\"}"; exit 1` }
@@ -808,7 +811,7 @@ func TestScratchTwice(t *testing.T) {
 }
 
 // TestNeverRanAPlugin: an ADD was interrupted before it had a result, and its DELs fail. In the
-// end, unwind drops these DELs. It keeps a DEL longer if an address may depend on it.
+// end, unwind drops these DELs. But it keeps a DEL longer if an address may depend on that DEL.
 func TestNeverRanAPlugin(t *testing.T) {
 	places := oneOf("after the address", "before the address", "with a port")
 	each1(t, places, func(t *testing.T, place choice) {
@@ -861,7 +864,7 @@ func TestNeverRanAPlugin(t *testing.T) {
 	})
 }
 
-// bootOn moves all records of the pod to an earlier boot of a machine.
+// bootOn changes all records of the pod as if their ADDs had run in an earlier boot of the machine.
 func (p *pod) bootOn(machine string) {
 	p.Helper()
 	all := p.records()

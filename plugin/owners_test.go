@@ -60,9 +60,9 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 	n.wantClean()
 }
 
-// TestRulesOfNextOwner: after a pod is gone, its address gets a new owner from elsewhere: after a
-// reboot the network has a new name, dataDir or IPAM plugin; or another network has the same subnet;
-// or unwind was off. A sweep undoes the old pod's ADD, but firewall's rules of the new owner stay.
+// TestRulesOfNextOwner: after a pod is gone, its address gets a new owner. Either the network has a
+// new name, dataDir or IPAM plugin since a reboot, or another network has the same subnet, or
+// unwind was off. A sweep undoes the old pod's ADD, but firewall's rules for the new owner stay.
 func TestRulesOfNextOwner(t *testing.T) {
 	elsewhere := oneOf("a new name", "a new dataDir", "a new IPAM plugin", "another network", "off")
 	each1(t, elsewhere, func(t *testing.T, from choice) {
@@ -137,9 +137,10 @@ func TestUnreadableInSweep(t *testing.T) {
 	n.wantClean()
 }
 
-// TestSameSubnet: two networks have the same subnet and firewall, or only the first has firewall. Pods
-// of both have the same addresses, so that two pods share a rule. A sweep of all dead pods removes
-// the rules; a sweep of the first network's removes them only if the others have no firewall.
+// TestSameSubnet: two networks have the same subnet, and each address belongs to a pod of each
+// network. The first network uses firewall; the second may also use it. A sweep finds the first
+// network's pods dead. It removes the rules for their addresses, unless the second network uses
+// firewall and its pods are alive.
 func TestSameSubnet(t *testing.T) {
 	each2(t, oneOf("both", "the first"), oneOf("all", "the first's"), func(t *testing.T, walled, dead choice) {
 		n := newNode(t)
@@ -233,13 +234,14 @@ func TestNewSandbox(t *testing.T) {
 	})
 }
 
-// TestNewSandboxAfterSeveral: the runtime sends each dead sandbox only one DEL, as CRI-O does, and
-// p1 fails each DEL. Each address waits for p1's second DEL. The pod's next ADD runs this second
-// DEL for all of the sandboxes, and not only for the last, so none of them keeps its address.
+// TestNewSandboxAfterSeveral: the runtime sends only one DEL for each of three dead sandboxes, as
+// CRI-O does, and p1's DEL fails. unwind doesn't free a sandbox's address until p1's DEL has been
+// tried twice. The pod's next ADD tries it again for all three sandboxes, not only for the last
+// one, so none of them keeps its address.
 func TestNewSandboxAfterSeveral(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.budget("Release=60s Step=30s") // as on a node, twice the minimum for one DEL
+	n.budget("Release=60s Step=30s") // as on a node, Release is twice Step
 	n.chain(bridge, p1)
 	a := n.add("a")
 	old := []*pod{a, a.nextSandbox("b"), a.nextSandbox("c")}

@@ -237,7 +237,7 @@ func (h *holders) got(address, id string) {
 	h.adds++
 }
 
-// gives is called before a holder releases its address. It checks that the holder still has it.
+// gives checks that a container still has its address. It is called before the container's DEL.
 func (h *holders) gives(address, id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

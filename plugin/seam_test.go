@@ -110,7 +110,7 @@ func (s *seam) records() map[string][]*journal.Record {
 }
 
 // TestProtocolOverSeam runs random ADDs and DELs of three containers, with plugins that may fail in
-// any mode. After each verb, the journal must record everything that the plugins have allocated,
+// any way. After each verb, the journal must record everything that the plugins have allocated,
 // and a container whose ADD succeeded must still have all of it. Once the plugins work again, the
 // runtime's DELs must leave nothing.
 func TestProtocolOverSeam(t *testing.T) {

@@ -37,7 +37,7 @@ func (n *node) hasty() {
 	n.budget("Children=500ms")
 }
 
-// versions sets the cniVersion of unwind's list and of the chain.
+// versions sets the cniVersion of unwind's conflist and of the chain.
 func (n *node) versions(outer, inner string) { n.outer, n.inner = outer, inner }
 
 // newNetwork adds a network to the machine. The new network gets the bridge, the subnet and the
@@ -56,7 +56,7 @@ func (n *node) newNetworkOn(bridgePrefix, name string) *node {
 	return other
 }
 
-// ip returns an address of the subnet by its last byte.
+// ip returns the address in the node's subnet whose last byte is host.
 func (n *node) ip(host byte) string { return n.prefix(4, host).Addr().String() }
 
 // poolFile is the path of one of host-local's files.

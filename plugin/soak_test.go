@@ -30,7 +30,7 @@ import (
 const (
 	// seedEnv is the environment variable with the seed that an earlier TestSoak printed.
 	seedEnv = "UNWIND_TEST_SEED"
-	// soakEnv is the environment variable with the number of pairs of ADD and DEL in TestSoak.
+	// soakEnv is the environment variable with the number of pods that TestSoak adds and deletes.
 	soakEnv = "UNWIND_TEST_SOAK"
 	// soakWorkers is the number of pods that are added and deleted at the same time.
 	soakWorkers = 32
@@ -38,8 +38,9 @@ const (
 	soakPoints = 10
 )
 
-// soakFaults are the possible faults; 1 of 20 pairs has one. mode is how the plugin with this index
-// fails in this command. All DELs work during a sweep, so a DEL fails only until the next sweep.
+// soakFaults are the possible faults. About 1 in 20 pairs of an ADD and its DEL has a fault: the
+// plugin with this index fails at this command, in this mode. All DELs work during a sweep, so a
+// DEL fails only until the next sweep.
 var soakFaults = []struct {
 	index         int
 	command, mode string
@@ -216,8 +217,8 @@ func (s *soak) sweepAll() int {
 	return len(findings)
 }
 
-// pair runs ADD and DEL of a pod. It also runs the DEL if the ADD failed, as a runtime does. It
-// retries some of the failed DELs once, at random.
+// pair runs the ADD and the DEL of a pod. It runs the DEL even if the ADD failed, as a runtime
+// does. It retries some of the failed DELs once, at random.
 func (s *soak) pair(r *rand.Rand, id, netns string) {
 	list, faulty := s.clean, r.IntN(20) == 0
 	if faulty {
@@ -290,8 +291,8 @@ func (s *soak) steady(points []point) {
 	s.Helper()
 	first, last := points[0], points[len(points)-1]
 	half := points[len(points)/2]
-	// The journal is empty at each point. But the position of its last used page depends on how many
-	// records it contained at most at any time before, so it may vary.
+	// The journal is empty at each point. But the position of its last used page depends on the
+	// largest number of records that it ever contained, so this position may vary.
 	if last.used > first.used+1<<10 || last.journal > max(2*first.journal, 512<<10) {
 		s.Errorf("the journal at first, half-way and now:\n%s\n%s\n%s", first, half, last)
 	}

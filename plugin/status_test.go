@@ -180,8 +180,8 @@ func (n *node) flock(path string) (unlock func()) {
 }
 
 // TestStatusEndsInTime: unwind's STATUS ends in time, even if a plugin hangs, a daemon keeps a
-// plugin's output open, or a lock is held. It fails only if a plugin's own STATUS hangs. No plugin
-// that the STATUS or its sweep started still runs. The sweep has its own time limit.
+// plugin's output open, or a lock is held. It fails only if a plugin's own STATUS hangs.
+// Afterwards, no plugin that STATUS or its sweep started still runs. The sweep has its own limit.
 func TestStatusEndsInTime(t *testing.T) {
 	const delHangs = "a DEL of the sweep hangs"
 	things := oneOf(

@@ -253,7 +253,7 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
-// The constant often equals decide's manyTries, and maxFailing equals sweep's maxFailing.
+// These are copies of other packages' constants: of decide's manyTries and of sweep's maxFailing.
 const (
 	often      = 20
 	maxFailing = 20
@@ -306,7 +306,8 @@ func TestAgentKeepsPauses(t *testing.T) {
 		n.wantTimes(dels, "DEL p1")
 		n.forgetCalls()
 	}
-	// Up to the 20th try, a DEL's pause is at most 30 s. So it is over: the agent sweeps every minute.
+	// Up to the 20th try, a DEL's pause is at most 30 s, so it is over before the agent's next sweep,
+	// a minute later.
 	n.pauseLast(25, 0)
 	wantSweepOfAgent(20)
 	n.pauseLast(25, 0)

@@ -147,8 +147,8 @@ func told(test string, way []int, names [][]string) bool {
 }
 
 // inTurn runs a test at one crash point. `make proof` runs it with all ways. Otherwise, each point
-// gets one way, and successive points use the ways in turn. killed reports whether one of the runs
-// was killed.
+// gets one way, and successive points use the ways in turn. killed reports whether unwind was
+// killed in one of the runs.
 func inTurn[W any](t *testing.T, at int, ways []W, tell func(t *testing.T, way W) (killed bool)) (killed bool) {
 	t.Helper()
 	for i, way := range ways {

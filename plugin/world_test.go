@@ -229,10 +229,10 @@ func (w *world) owed() map[string]bool {
 	return owed
 }
 
-// end repairs the plugins, and ends all containers: by DELs or, if forgotten is set, without. Two
-// GCs must release the rest. The second is for a DEL that waits in the first, because host-local's
-// file says that its address belongs to another dead container. A rule may stay if its DEL failed
-// twice, so that unwind has freed the address (see decide.Reserved).
+// end repairs the plugins, and ends all containers: with DELs or, if forgotten is set, without
+// DELs. Two GCs must release the rest. The second is for a DEL that waits in the first, because
+// host-local's file names another dead container as the owner of the DEL's address. A rule may stay
+// if its DEL failed twice, because unwind has then freed the address (see decide.Reserved).
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
 	for _, e := range w.records() {
