@@ -109,12 +109,14 @@ func (w *Worker) Pods(prefix string) (pods []KubePod) {
 }
 
 // AwaitPods waits until exactly count pods exist and all are ready, and returns how long that took.
-// It returns an error if neither the number of pods nor the number of ready pods changes for the
-// given time.
+// It returns an error if no number changes for the given time: of pods, of ready pods, or of the
+// resources of containers on the node. Under load, all DELs of a node make progress together: each
+// iptables that exits waits for the kernel's nf_tables lock. So for minutes, no pod may be gone.
 func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took time.Duration, err error) {
 	w.Helper()
 	begin := time.Now()
 	var ready, all int
+	left := w.Left()
 	for changed := begin; ; time.Sleep(300 * time.Millisecond) {
 		pods := w.Pods(prefix)
 		allBefore, readyBefore := all, ready
@@ -132,6 +134,10 @@ func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took
 			return took, nil
 		}
 		if time.Since(changed) > within {
+			if now := w.Left(); now != left {
+				left, changed = now, time.Now()
+				continue
+			}
 			return took, fmt.Errorf("%s: after %s %d of %d pods %s-* are ready, for %s", w.NodeName, took.Round(time.Second), ready, count,
 				prefix, within)
 		}
