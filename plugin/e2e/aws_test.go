@@ -54,9 +54,9 @@ func (n *aws) call(t *testing.T, verb, sandbox, pod string, port int) error {
 }
 
 // TestE2EAWS deletes a pod with the real aws-cni, egress-cni and portmap. In some cases, the
-// stand-in for the AWS daemon is stopped or refuses the call. Even so, aws-cni's DEL exits 0, so
-// unwind considers it done. If another pod then gets the address, a later sweep must not take
-// anything from that pod.
+// stand-in for the AWS daemon is stopped or refuses aws-cni's call. Even so, aws-cni's DEL exits 0,
+// so unwind considers the DEL done. If another pod gets the deleted pod's address, a later sweep
+// must not take anything from the other pod.
 func TestE2EAWS(t *testing.T) {
 	e2e.Long(t)
 	table := e2e.NewTable(t, "a pod of the AWS VPC CNI is deleted; left are addresses/veths/"+

@@ -36,7 +36,8 @@ func (n *Node) Write(path, text string) {
 }
 
 // listen creates a socket on the node, and replaces an existing one. Closing the listener does not
-// remove the socket's file: Close runs outside the node, and would remove the machine's own file.
+// remove the socket's file: Close runs outside the node, and would remove the file at the same path
+// on the machine.
 func (n *Node) listen(socket string) (listener *net.UnixListener) {
 	n.Helper()
 	n.do(func() (err error) {

@@ -93,9 +93,9 @@ const (
 // booted is the outcome of a reboot.
 type booted struct {
 	before, after, end e2e.Left
-	first, all         time.Duration    // time until the first pod, and until all pods, were started
+	first, all         time.Duration    // time until the first pod had started, and until all pods had
 	failed             int              // pods that did not start
-	entries            []e2e.Attachment // the journal's records when all pods are removed
+	entries            []e2e.Attachment // the journal's records once all pods are removed
 }
 
 // TestE2EReboot: with unwind, the addresses and other resources of the pods from before a reboot

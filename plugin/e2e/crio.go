@@ -75,7 +75,7 @@ func (c CrioNetwork) String() string {
 	return text
 }
 
-// StartCrio loads the pause image into the storage of CRI-O, and starts CRI-O on the node.
+// StartCrio loads the pause image into CRI-O's storage, and starts CRI-O on the node.
 func (n *Node) StartCrio(network CrioNetwork) *Crio {
 	n.Helper()
 	program := tool(n, "crio/crio")

@@ -79,15 +79,16 @@ func TestE2ECrioLeak(t *testing.T) {
 			_, starts := c.RT.RunPod(e2e.Pod{Name: "next"})
 			table.Row(chain, one.trouble.Name, one.how, during, pending, without, stops, after, c.Pending(), word(starts))
 			if !one.unwind {
-				// CRI-O watches the plugin directory. Without a binary, it may run no plugin and leak nothing.
+				// CRI-O watches the plugin directory. If a plugin's binary is missing, CRI-O may run no
+				// plugin, and so leak nothing.
 				missing := one.trouble.Name == e2e.Troubles[1].Name
 				if !missing && (during.Addresses+during.Rules == 0 || after.Addresses+after.Rules == 0) {
 					t.Errorf("without unwind %s leaks, later %s, so the test proves nothing", during, after)
 				}
 				return
 			}
-			// If a sandbox's DEL fails, CRI-O sends no second one. So the last sandbox's address waits until
-			// the next ADD, a sweep or the agent runs the failing plugin's DEL again.
+			// If a sandbox's DEL fails, CRI-O sends no second DEL. So the last sandbox's address stays
+			// reserved until the next ADD, a sweep or the agent retries the DEL of the plugin that failed.
 			waits := one.trouble.Name == e2e.Troubles[2].Name && during.Addresses == 1
 			if !during.HasNothing() && !waits || without != 0 {
 				t.Errorf("meanwhile unwind leaves %s; sandbox %d got no address", during, without)

@@ -3,8 +3,8 @@
 // that the tests need, in .tools/e2e.
 //
 // To a runtime, a Node is a machine: it has its own network, mount and PID namespaces, and its
-// files are where a distribution puts them. A Node ends with the test that created it, and then
-// leaves nothing on the machine. If the test process is killed, all processes of its nodes are
+// files are where a distribution puts them. A Node ends with the test that created it, and leaves
+// nothing on the real machine. If the test process is killed, all processes of its nodes are
 // killed, and the next test removes the nodes' disks.
 package e2e
 

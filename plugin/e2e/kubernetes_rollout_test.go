@@ -49,8 +49,9 @@ func (i *installed) roll(step, version string, helm ...string) {
 	i.table.Row(append(cells, since(began))...)
 }
 
-// runs() fails the test unless a node's agent is ready, and reports the given version of itself and
-// of the plugin in /metrics. The plugin itself and doctor must also report this plugin version.
+// runs() fails the test unless a node's agent is ready, and /metrics has the given version for both
+// the agent and the plugin. The plugin itself and doctor must also report this version of the
+// plugin.
 func (i *installed) runs(w *e2e.Worker, version string) {
 	i.Helper()
 	readyz, err := i.ask(w, "readyz")

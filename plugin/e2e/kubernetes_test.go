@@ -147,7 +147,7 @@ func mustBeReady(t *testing.T, w *e2e.Worker, app string, count int) {
 	t.Helper()
 	if err := ready(w, app, count, podTime); err != nil {
 		t.Errorf("%v\n%s", err, w.Events(app))
-		t.Fatal(w.Runtime.Blocked()) // it may fail itself, if containerd no longer works
+		t.Fatal(w.Runtime.Blocked()) // Blocked itself fails the test if containerd no longer works
 	}
 }
 

@@ -71,9 +71,9 @@ func (n *Node) veths() (count int) {
 	return count
 }
 
-// ofContainer matches the iptables rules and chains of containers, but not those of the node
-// itself. The chains of bridge are named CNI-HASH, and those of portmap CNI-DN-HASH. The rules of
-// firewall contain an address with /32.
+// ofContainer matches the iptables rules and chains of containers, but not the node's own. Bridge's
+// chains are named CNI-HASH, portmap's chains are named CNI-DN-HASH, and firewall's rules contain
+// an address with /32.
 var ofContainer = regexp.MustCompile(`\bCNI-(DN-)?[0-9a-f]{20,}|\d/32\b`)
 
 // Rules returns the iptables rules and chains of containers.

@@ -25,7 +25,7 @@ const Small = "10.22.0.0/28"
 type Network struct {
 	Subnet  string   // host-local's pool
 	Last    string   // the last address to assign; "" for all
-	Gateway string   // a gateway other than the bridge, and no default route; "" for the bridge
+	Gateway string   // a gateway other than the bridge; pods get no default route. "" for the bridge
 	Plugins []string // the plugins after bridge or ptp, as JSON
 	Version string   // the CNI version; "" for 1.1.0 if the runtime supports it, and 1.0.0 if not
 	// Kindnet selects a network like kindnet's: ptp instead of bridge, a CNI version without STATUS,
@@ -41,7 +41,7 @@ const (
 	Portmap  = `{"type": "portmap", "capabilities": {"portMappings": true}}`
 )
 
-// Faulty returns the configuration of the plugin faulty. Plan sets how faulty behaves.
+// Faulty returns the configuration of the test plugin faulty. Plan sets how faulty behaves.
 func (n *Node) Faulty() string {
 	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, n.faultyDir())
 }

@@ -16,8 +16,8 @@ type OcicniNode struct {
 	live   Left // the live pod's resources
 }
 
-// NewOcicniNode creates a node with or without unwind. The node's conflist supports only the given
-// CNI version. If that is "", the conflist supports 1.0.0 and 1.1.0.
+// NewOcicniNode creates a node with or without unwind. If version is "", the node's conflist
+// supports CNI 1.0.0 and 1.1.0. Otherwise, the conflist supports only that version.
 func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
 	n := NewNode(t)
 	n.Configure(Network{Subnet: Small, Plugins: []string{Firewall, n.Faulty()}, Unwind: unwind})
@@ -50,8 +50,8 @@ func (o OcicniNode) Beside() (left Left, pending int) {
 	return left, pending
 }
 
-// NextADD starts one more sandbox of the pod whose sandboxes failed, and removes that sandbox.
-// Without unwind, NextADD ignores errors.
+// NextADD starts another sandbox of the pod "bad", whose earlier sandboxes failed, and removes the
+// new sandbox. Without unwind, NextADD ignores errors.
 func (o OcicniNode) NextADD() error {
 	err := o.Add("bad", "next")
 	if err == nil {

@@ -147,8 +147,8 @@ func (n *PlainNode) CheckLive() {
 	}
 }
 
-// FailPods makes the plugin "faulty" fail ADD and DEL for new pods, and tries to start these pods.
-// Then, as kubelet does, it stops and removes those of them that the runtime lists.
+// FailPods tries to start new pods while the plugin faulty fails their ADDs and DELs. Then, as
+// kubelet does, FailPods stops and removes the pods that the runtime lists.
 func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Helper()
 	n.PlanPods(prefix, map[string]string{"ADD": "fail", "DEL": "fail"})
@@ -161,7 +161,7 @@ func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Plan(nil)
 }
 
-// RemovePods stops and removes all pods except those in n.Live and the given ones.
+// RemovePods stops and removes all pods except those in n.Live and in but.
 func (n *PlainNode) RemovePods(but []string) {
 	n.Helper()
 	for id := range n.RT.Pods() {

@@ -110,7 +110,7 @@ func (n *plainE2E) freeFailing() {
 	n.Unchanged("a sweep within the grace period", leaked)
 	n.Age()
 	if listed > 0 {
-		// containerd 1.6 keeps a sandbox until its DEL succeeds. That DEL releases the address. It leaves
+		// containerd 1.6 keeps a sandbox until its DEL succeeds. That DEL releases the address, but leaves
 		// firewall's rules: the ADD failed, so libcni has no result from which firewall gets the address.
 		n.wantSweep("while the runtime lists them", map[string]int{"live": len(n.Live) + listed})
 		n.Unchanged("a sweep while the runtime lists them", leaked)

@@ -122,9 +122,9 @@ func (n *Node) builtSandboxTests() string {
 
 var testEnded = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+s)\)$`)
 
-// RunSandboxTests runs the tests, then replaces the plugin cni-bridge-fp with bridge. It returns
-// the result of each test and the output of all. cni-bridge-fp would fail each DEL of a pod whose
-// settings are gone, and a test removes its pods' settings when it ends.
+// RunSandboxTests runs the tests, and returns the result of each test and the output of all. After
+// the tests, it replaces the plugin cni-bridge-fp with bridge. Otherwise, later DELs would fail:
+// cni-bridge-fp reads a pod's settings from a file, which the pod's test has removed.
 func (c *Containerd) RunSandboxTests(tests []string) (results map[string]TestResult, out string) {
 	n := c.node
 	n.Helper()

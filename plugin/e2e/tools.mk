@@ -85,9 +85,9 @@ $(E2E)/containerd-%/.built: | go
 	rm -rf $(@D)/module
 	touch $@
 
-# These are containerd's own integration tests, with the shim and the plugin that fail on demand.
-# They are built inside containerd's module in the module cache. The first build takes three minutes
-# on two cores.
+# These are containerd's own integration tests, with a shim and a plugin that fail on demand. They
+# are built inside containerd's module in the module cache. The first build takes three minutes on
+# two cores.
 $(SANDBOX_TESTS)/.built: MODULE = github.com/containerd/containerd/v2@$(firstword $(CONTAINERD_VERSIONS))
 $(SANDBOX_TESTS)/.built: FAILING = integration/failpoint/cmd
 $(SANDBOX_TESTS)/.built: | go

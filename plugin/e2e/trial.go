@@ -57,8 +57,8 @@ type Trial struct {
 // Sandboxes is the number of sandboxes that CrashLoop starts. ProviderPool has fewer addresses.
 const Sandboxes = 8
 
-// TrialPods is the number of pods in a situation without CrashLoop, and the number of pods that
-// start after each situation.
+// TrialPods is the number of pods in a situation (see Outcome) that does not call CrashLoop, and
+// the number of pods that start after each situation.
 const TrialPods = 3
 
 func PodsNamed(name string) (names []string) {
@@ -119,8 +119,9 @@ func (n *Trial) DelAll(t *testing.T, name string) {
 // End counts the assigned addresses, and Pending counts the attachments with pending DELs.
 type TrialOutcome struct{ Held, Refused, End, Pending int }
 
-// Outcome runs a situation. Then it repairs the plugin, starts the daemon if the situation stopped
-// it, sweeps, and starts and deletes TrialPods more pods.
+// Outcome starts the daemon, and calls run, which brings the node into a situation, such as a crash
+// loop. Then Outcome makes faulty succeed again, starts the daemon again if run stopped it, sweeps,
+// and starts and deletes TrialPods more pods.
 func (n *Trial) Outcome(t *testing.T, run func(*testing.T, *Trial)) (o TrialOutcome) {
 	n.Start()
 	run(t, n)

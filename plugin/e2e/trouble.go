@@ -16,8 +16,8 @@ const Tries = 20
 // running pods. After a failed DEL, unwind waits for up to 30 s before it retries the DEL.
 const healTime = 60 * time.Second
 
-// Trouble is a fault in a chain of bridge, firewall and faulty. Begin causes the fault, and End
-// repairs it.
+// Trouble is a fault in a chain of bridge, firewall and the test plugin faulty. Begin causes the
+// fault, and End repairs it.
 type Trouble struct {
 	Name  string
 	Begin func(n *Node)
@@ -48,7 +48,7 @@ func moveFaulty(n *Node, from, to string) {
 
 // Outcome describes a node during and after a trouble.
 type Outcome struct {
-	During  Left         // during the trouble; Suffer counts after RemovePods
+	During  Left         // during the trouble; in Suffer, after RemovePods
 	After   Left         // after the trouble, once all pods are removed and, with unwind, Heal has run
 	Known   int          // sandboxes that the runtime lists at the end of the trouble
 	Stops   int          // sandboxes that could not be stopped or removed during the trouble

@@ -15,7 +15,7 @@ import (
 )
 
 // addAzure follows the ADD of azure-vnet (Azure/azure-container-networking cbd7560c), and delAzure
-// follows its DEL. The directory in dir stands in for Azure CNS, the daemon that assigns addresses.
+// follows its DEL. The directory c.Dir stands in for Azure CNS, the daemon that assigns addresses.
 //
 //   - With multiTenancy, ADD uses the address of the pod's network container, and DEL releases
 //     nothing (cni/network/network.go Add, Delete).

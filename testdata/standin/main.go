@@ -1,6 +1,6 @@
 // Standin is a CNI plugin. It stands in for providers' plugins that cannot run without their
-// cluster. A test puts standin into CNI_PATH under the name of such a plugin. Its ADD and DEL then
-// follow that plugin's rules. The rules are in a separate file for each plugin, which cites the
+// cluster. A test puts standin into CNI_PATH under the name of such a plugin. Standin's ADD and DEL
+// then follow that plugin's rules. Each plugin's rules are in a separate file, which cites the
 // provider's source code.
 //
 // Its network configuration:

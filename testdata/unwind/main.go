@@ -123,8 +123,9 @@ func points() func(point string) {
 	}
 }
 
-// at returns a function to call at each point with the point's name. It calls do at a single point,
-// given in where: "commit 2" is the second point named commit, "2" the second of any name, "" none.
+// at returns a function to call at each point with the point's name. The function calls do at a
+// single point, which where gives: "commit 2" is the second point named commit, and "2" is the
+// second point of any name. If where is "", the function never calls do.
 func at(where string, do func()) func(point string) {
 	space := strings.LastIndex(where, " ")
 	name := where[:max(0, space)]

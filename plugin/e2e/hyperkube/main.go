@@ -2,7 +2,8 @@
 // first argument names the program, as in "hyperkube kubelet". One binary is a fifth of the size
 // of six binaries, and links in a fifth of the time.
 //
-// Hyperkube is a separate module, because Kubernetes needs other dependency versions than unwind.
+// Hyperkube is a separate module, because Kubernetes and unwind need different versions of
+// dependencies.
 package main
 
 import (
