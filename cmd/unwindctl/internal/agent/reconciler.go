@@ -396,8 +396,8 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	if err == nil {
 		r.remember(w.Source.Path)
-		r.log.warnOnce("bypassed", "pods may start without part of their network",
-			r.PassesOver(r.paths, w.Source.Path))
+		_, err := r.PassesOver(r.paths, w.Source.Path)
+		r.log.warnOnce("bypassed", "pods may start without part of their network", err)
 	}
 	return err
 }

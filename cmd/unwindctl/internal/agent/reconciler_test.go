@@ -43,7 +43,7 @@ func (k *reconciling) again(change func(*reconciler)) {
 	if k.reconciler != nil {
 		k.unlock()
 	}
-	paths := node.Runtime{ConfDir: k.Dirs.ConfDir(), BinDirs: []string{k.Dirs.BinDir()}, MaxConfs: 1}
+	paths := node.Runtime{Name: "k3s", Socket: "/none", Kubelet: true, ConfDir: k.Dirs.ConfDir(), BinDirs: []string{k.Dirs.BinDir()}, MaxConfs: 1}
 	state := filepath.Join(k.Dir, "state")
 	k.reconciler = &reconciler{
 		Setup: install.Setup{

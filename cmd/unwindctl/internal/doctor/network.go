@@ -129,8 +129,12 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	}
 	copied := ours.Path != own.Path()
 	own.File = filepath.Base(ours.Path)
-	if err := own.PassesOver(r, ours.Unwind.ChainFile); err != nil {
-		e.add("network", Failure, inspect.HintFor(err), "%v", err)
+	if sure, err := own.PassesOver(r, ours.Unwind.ChainFile); err != nil {
+		severity := Failure
+		if !sure {
+			severity = Warning
+		}
+		e.add("network", severity, inspect.HintFor(err), "%v", err)
 	}
 	return ours.Unwind, e.entry(ctx, r, ours, copied)
 }

@@ -88,7 +88,7 @@ func (o Options) plan(
 	if err != nil {
 		return nil, err
 	}
-	if err := s.PassesOver(r, p.Source.Path); err != nil {
+	if _, err := s.PassesOver(r, p.Source.Path); err != nil {
 		p.warnings = append(p.warnings, err.Error())
 	}
 	for _, warning := range slices.Concat(p.warnings, r.Notes) {

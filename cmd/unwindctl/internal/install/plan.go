@@ -61,6 +61,11 @@ func (s Setup) Plan() (*Plan, error) {
 	if err := s.readSource(p); err != nil {
 		return nil, err
 	}
+	if old != nil && old.Name != "" && old.Name != p.Source.Name {
+		p.warnings = append(p.warnings, fmt.Sprintf("%s was for the network %s of %s, and is now for %s "+
+			"of %s; to choose another network, set --provider-conf", p.path, old.Name, old.Unwind.ChainFile,
+			p.Source.Name, p.Source.Path))
+	}
 	if p.repairs, err = s.repairs(); err != nil {
 		return nil, err
 	}
@@ -207,36 +212,53 @@ func (s Setup) Without(r node.Runtime) string {
 
 // Provider returns the provider's file that unwind's conflist names. It returns "" if that file
 // exists in ConfDir, but is not the file that the runtime would use without unwind. If the file is
-// in another directory, somebody chose it on purpose, so Provider always returns it.
+// in another directory, or containers may select its network by name, somebody chose it on purpose.
+// So Provider returns it.
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)
-	if first != "" && first != named && durable.Exists(named) && filepath.Dir(named) == s.ConfDir {
+	if first != "" && first != named && durable.Exists(named) && filepath.Dir(named) == s.ConfDir &&
+		!byName(r, first, named) {
 		return ""
 	}
 	return named
 }
 
+// byName reports whether two files are for different networks, and containers may select one of
+// them by its name.
+func byName(r node.Runtime, one, other string) bool {
+	a, _ := netconf.ReadConflist(one)
+	b, _ := netconf.ReadConflist(other)
+	return r.ByName() && a != nil && b != nil && a.Name != b.Name
+}
+
 // PassesOver returns an error if chainFile is not the file that the runtime would use without
 // unwind. The error names the plugins that pods would lack. PassesOver accepts a chain from another
-// directory, because it was chosen on purpose.
-func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
+// directory, because it was chosen on purpose. It returns sure = false if the chain may have been
+// chosen on purpose, because containers may select its network by name.
+func (s Setup) PassesOver(r node.Runtime, chainFile string) (sure bool, err error) {
 	first := s.Without(r)
 	taken, _ := netconf.ReadConflist(first)
 	chain, _ := netconf.ReadConflist(chainFile)
 	if first == chainFile || filepath.Dir(chainFile) != s.ConfDir || taken == nil || chain == nil {
-		return nil
+		return true, nil
+	}
+	hint := "to use the file that the runtime would use, run unwindctl install (or the agent) " +
+		"without --provider-conf"
+	if byName(r, first, chainFile) {
+		return false, term.WithHint("if containers select their networks by name, as with nerdctl, "+
+			"podman and Nomad, nothing is wrong; otherwise, "+hint, "unwind runs the network %s of %s; "+
+			"without unwind, a CRI runtime would use %s of %s", chain.Name, chainFile, taken.Name, first)
 	}
 	lacking := slices.DeleteFunc(slices.Clone(taken.Types), func(plugin string) bool {
 		return plugin == netconf.Name || slices.Contains(chain.Types, plugin)
 	})
-	err := fmt.Errorf("without unwind the runtime would use %s, but unwind's chain is %s", first,
+	err = fmt.Errorf("without unwind the runtime would use %s, but unwind's chain is %s", first,
 		chainFile)
 	if len(lacking) > 0 {
 		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
 	}
-	return term.WithHint("to use the file that the runtime would use, run unwindctl install (or "+
-		"the agent) without --provider-conf", "%w", err)
+	return true, term.WithHint(hint, "%w", err)
 }
 
 // readSource reads the provider's conflist, and parses its chain as unwind would.

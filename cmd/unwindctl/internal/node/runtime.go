@@ -81,6 +81,12 @@ const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 // false for CRI-O, whose directories come from its configuration files.
 func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
 
+// ByName reports whether containers may select their networks by name, as with nerdctl, podman and
+// Nomad: no CRI runtime was found, or only a containerd that no kubelet uses.
+func (r Runtime) ByName() bool {
+	return r.Socket == "" || r.Name == containerd && !r.Kubelet
+}
+
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
 // Version 1.1.0 came with libcni 1.2. containerd has had it since 2.0, and CRI-O since 1.34 at the
 // latest.
