@@ -26,3 +26,20 @@ func TestSlowDELs(t *testing.T) {
 		}
 	}
 }
+
+// TestHangingDELs: the first DEL of a chain hangs until it is killed, which takes 500 ms more. All
+// other DELs still start.
+func TestHangingDELs(t *testing.T) {
+	b := DefaultBudgets
+	for chain := 1; chain <= 20; chain++ {
+		left := b.Undo
+		left -= timeFor(left, chain-1, b.Step) + 500*time.Millisecond
+		for later := chain - 2; later >= 0; later-- {
+			if left < b.Step {
+				t.Errorf("chain of %d: %d DELs do not start, because only %s is left", chain, later+1, left)
+				break
+			}
+			left -= time.Second
+		}
+	}
+}

@@ -261,9 +261,10 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 }
 
 // timeFor returns the time for one DEL: the time that is left, minus a reserve for each later DEL,
-// but at least one reserve.
-func timeFor(left time.Duration, later int, reserve time.Duration) time.Duration {
-	return max(left-time.Duration(later)*reserve, reserve)
+// but at least the minimum for one DEL. The reserve is a fifth more than that minimum. Otherwise,
+// no DEL could start after one that was killed, because killing a process takes some time, too.
+func timeFor(left time.Duration, later int, minimum time.Duration) time.Duration {
+	return max(left-time.Duration(later)*(minimum+minimum/5), minimum)
 }
 
 // releaseHeld releases addresses that host-local still reserves for the attachment. Not every DEL
