@@ -212,16 +212,39 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	case err != nil:
 		return node.Runtime{}, err
 	default:
+		if p.Runtime == "" {
+			found = p.installedFor(found)
+		}
 		if r, err = node.Choose(found, p.Runtime); err != nil {
 			return r, err
 		}
 	}
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
+	installed := slices.IndexFunc(r.BinDirs, func(dir string) bool {
+		return durable.Exists(Setup{BinDir: dir}.plugin())
+	})
+	if installed > 0 { // for example because the first directory is read-only
+		dir := r.BinDirs[installed]
+		r.BinDirs = slices.Insert(slices.Delete(slices.Clone(r.BinDirs), installed, installed+1), 0, dir)
+	}
 	if binDir != "" { // before the runtime's own directories
 		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
 			func(dir string) bool { return dir == binDir })...)
 	}
 	return r, nil
+}
+
+// installedFor returns the runtimes whose conflist directory contains unwind's conflist, in use or
+// switched off. If there is none, it returns all runtimes. So a second runtime that is installed
+// later doesn't make the choice unclear.
+func (p Target) installedFor(found []node.Runtime) []node.Runtime {
+	with := slices.DeleteFunc(slices.Clone(found), func(r node.Runtime) bool {
+		return Setup{ConfDir: r.ConfDir, File: p.OwnFile(r)}.own() == nil
+	})
+	if len(with) == 0 {
+		return found
+	}
+	return with
 }
 
 func absolute(path string) (string, error) {

@@ -83,6 +83,56 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// TestInstalledPlaces: without flags, the runtime is the one for which unwind is installed, and the
+// plugin directory is the one that contains unwind. A runtime that does not respond is ignored if
+// another one responds and has the same directories.
+func TestInstalledPlaces(t *testing.T) {
+	t.Parallel()
+	const own = `{"name": "n", "cniVersion": "1.0.0", "plugins": [{"type": "unwind", "chainFile": "/x.conflist"}]}`
+	for _, c := range []struct {
+		name    string
+		files   map[string]string // in the directory of the test
+		want    string            // the runtime, its conflist directory and its plugin directories
+		problem string
+	}{
+		{"nothing is installed", nil, "", "this machine has several runtimes with different directories"},
+		{"installed for one", map[string]string{"conf/00-unwind.conflist": own}, "k3s conf a b", ""},
+		{"switched off", map[string]string{"conf/00-unwind.json.off": own}, "k3s conf a b", ""},
+		{"in the second plugin directory", map[string]string{"conf/00-unwind.conflist": own, "b/unwind": ""}, "k3s conf b a", ""},
+		{"in both", map[string]string{"conf/00-unwind.conflist": own, "a/unwind": "", "b/unwind": ""}, "k3s conf a b", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			dir := nodetest.Root(t, c.files)
+			told := fmt.Sprintf(`{"PluginDirs": [%q, %q], "PluginConfDir": %q, "PluginMaxConfNum": 1}`, dir+"/a", dir+"/b", dir+"/conf")
+			r, err := Target{}.Find(t.Context(), nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "", nodetest.K3sConfig: "",
+				nodetest.K3sSocket[1:]: "-> " + (&nodetest.FakeCRI{Info: map[string]string{"cniconfig": told}}).Serve(t)}))
+			if c.problem != "" {
+				if err == nil || !strings.Contains(err.Error(), c.problem) {
+					t.Errorf("%+v, %v", r, err)
+				}
+				return
+			}
+			got := strings.ReplaceAll(strings.Join(append([]string{r.Name, r.ConfDir}, r.BinDirs...), " "), dir+"/", "")
+			if got != c.want || err != nil || len(r.Problems) > 0 {
+				t.Errorf("%s, %v, %q", got, err, r.Problems)
+			}
+		})
+	}
+	for _, responds := range []bool{true, false} {
+		files := map[string]string{nodetest.ContainerdConfig: "", "etc/crio/crio.conf": "[crio.api]\nlisten = '/s'\n"}
+		want, problems := "containerd", 1
+		if responds {
+			files["s"] = "-> " + (&nodetest.FakeCRI{}).Serve(t)
+			want, problems = "cri-o", 0
+		}
+		r, err := Target{}.Find(t.Context(), nodetest.Root(t, files))
+		if err != nil || r.Name != want || len(r.Problems) != problems {
+			t.Errorf("CRI-O responds: %t; containerd does not: %+v, %v", responds, r, err)
+		}
+	}
+}
+
 // TestForm: for a CRI runtime, unwind's file is the configuration of one plugin, with the newest
 // CNI version that the runtime supports. Otherwise, the file is a list.
 func TestForm(t *testing.T) {

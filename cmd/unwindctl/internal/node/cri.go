@@ -319,6 +319,7 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	if status.Code(err) == codes.Unimplemented {
 		return false
 	}
+	r.responds = err == nil
 	var cni struct {
 		PluginConfDir    string
 		PluginDirs       []string

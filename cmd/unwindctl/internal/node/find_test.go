@@ -127,7 +127,7 @@ func finds(t *testing.T, files map[string]string, want []Runtime) {
 		shorten(got[i].Problems, want[i].Problems)
 		shorten(got[i].Notes, want[i].Notes)
 	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || err != nil {
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.IgnoreUnexported(Runtime{})); diff != "" || err != nil {
 		t.Errorf("%v, -want +got:\n%s", err, diff)
 	}
 }

@@ -36,7 +36,7 @@ type Runtime struct {
 	Name     string   // containerd, cri-o, k3s, ...
 	Config   string   // the socket or file that names the directories; "" for defaults
 	ConfDir  string   // the directory of conflists
-	BinDirs  []string // the plugin directories; unwind is installed into the first
+	BinDirs  []string // the plugin directories; unwind is, or will be, installed into the first
 	Socket   string   // CRI socket; "" if no runtime was found
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons not to install unwind: "PROBLEM; REMEDY"
@@ -45,6 +45,8 @@ type Runtime struct {
 	Notes          []string // facts to report that do not prevent an install
 	Kubelet        bool     // a kubelet runs here, and requests containerd's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
+
+	responds bool // over CRI
 }
 
 // Check adds a problem if containerd would run the provider's file in addition to unwind's.
@@ -219,7 +221,8 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 }
 
 // Choose returns the runtime with the given name or, without a name, the only runtime. Several
-// runtimes that share their directories count as one.
+// runtimes that share their directories count as one. If one of them responds, it does not matter
+// that another one, such as a containerd that is no longer used, has not confirmed its directories.
 func Choose(found []Runtime, name string) (Runtime, error) {
 	var names []string
 	several := "this machine has several runtimes with different directories:"
@@ -238,12 +241,17 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 	if len(found) == 0 {
 		return Runtime{ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1}, nil
 	}
-	one := found[0]
 	for _, r := range found[1:] {
-		if r.ConfDir != one.ConfDir || r.BinDirs[0] != one.BinDirs[0] {
+		if r.ConfDir != found[0].ConfDir || r.BinDirs[0] != found[0].BinDirs[0] {
 			return Runtime{}, term.WithHint("choose one: --runtime "+strings.Join(names, " or "),
 				"%s", several)
 		}
+	}
+	if slices.ContainsFunc(found, func(r Runtime) bool { return r.responds && !r.Silent() }) {
+		found = slices.DeleteFunc(slices.Clone(found), Runtime.Silent)
+	}
+	one := found[0]
+	for _, r := range found[1:] {
 		one.Problems = append(slices.Clone(one.Problems), r.Problems...)
 		one.Notes = append(slices.Clone(one.Notes), r.Notes...)
 	}
