@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/version"
 
@@ -227,6 +228,10 @@ func (e *examination) entry(
 			"start the agent without --observe; without an agent, remove sweepOnStatus from unwind's "+
 				"entry, or run unwindctl sweep from a timer",
 			"sweepOnStatus is false: STATUS releases nothing")
+	}
+	if grace := c.Unwind.GracePeriod; grace < time.Minute {
+		e.add("configuration", Warning, "set gracePeriod to at least 1m", "gracePeriod is %s: GC may "+
+			"release a pod that has just started and is not on the runtime's list yet", grace)
 	}
 	newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0")
 	var types []string

@@ -162,7 +162,7 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 		c, readErr := u.Setup.readOther(path)
 		switch {
 		case u.DryRun && (u.isOwn(path) || u.Setup.isCopy(path)):
-		case network != "" && c == nil:
+		case c == nil && (network != "" || u.runtime.SkipsInvalid()):
 			err = errors.Join(err, fmt.Errorf("%s: %w", path, readErr))
 		case network != "" && c.Name != network:
 		case c == nil:

@@ -83,6 +83,10 @@ const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 // false for CRI-O, whose directories come from its configuration files.
 func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
 
+// SkipsInvalid reports whether the runtime uses the next conflist if one is invalid, as CRI-O does
+// (ocicni pkg/ocicni/ocicni.go loadNetworks). containerd fails instead.
+func (r Runtime) SkipsInvalid() bool { return r.Name == crio }
+
 // ByName reports whether containers may select their networks by name, as with nerdctl, podman and
 // Nomad: no CRI runtime was found, or only a containerd that no kubelet uses.
 func (r Runtime) ByName() bool {
