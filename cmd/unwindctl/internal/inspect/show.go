@@ -63,7 +63,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		about := term.NewTable(term.Column{}, term.Column{Least: 20, Wrap: true})
 		about.Add("attachment", a.Key.String())
 		about.Add("pod", podName(a.Pod))
-		about.Add("state", term.State(out, string(a.State))+" for "+term.Ago(a.Since))
+		about.Add("state", a.stateFor(out))
 		about.Add("addresses", term.Join(term.Addresses(a.Addresses)))
 		about.Add("netns", term.OrDash(a.NetNS))
 		about.Add("verdict", term.State(out, string(a.Verdict))+": "+a.Why)
@@ -79,7 +79,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 			term.Column{Name: "DEL", Least: 8, Wrap: true}, term.Column{Name: "TRIES"},
 			term.Column{Name: "LAST ERROR", Least: 20, Wrap: true})
 		for _, s := range a.Steps {
-			steps.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Tries),
+			steps.Add(s.Plugin, s.state(a.needsDELs()), fmt.Sprintf("%d×", s.Tries),
 				term.OrDash(term.OneLine(s.Last)))
 		}
 		err := errors.Join(term.Print(out, blank), about.Print(out, o), evidence.Print(out, o))
@@ -92,6 +92,15 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		}
 	}
 	return nil
+}
+
+// stateFor describes an attachment's status, and for how long its state in the journal has lasted.
+func (a *Attachment) stateFor(out io.Writer) string {
+	status, lasted := term.State(out, a.Status), " for "+term.Ago(a.Since)
+	if a.Status == string(a.State) {
+		return status + lasted
+	}
+	return fmt.Sprintf("%s (in the journal: %s%s)", status, a.State, lasted)
 }
 
 // state describes the state of a step's DEL, and when unwind tries it next.
