@@ -25,7 +25,8 @@ import (
 // which may contain secrets.
 type Attachment struct {
 	journal.Key
-	State     journal.State  `json:"state"` // in the journal; see Status
+	State     journal.State  `json:"state"`  // in the journal
+	Status    string         `json:"status"` // for tables and metrics; see status
 	Reason    string         `json:"reason,omitempty"`
 	Verdict   decide.Verdict `json:"verdict,omitempty"`
 	Why       string         `json:"why,omitempty"` // the reason for the verdict
@@ -60,6 +61,10 @@ func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
+// needsDELs reports whether the DELs of the attachment's steps are pending, according to the
+// journal's state or the verdict.
+func (a *Attachment) needsDELs() bool { return a.PendingDEL() || a.Verdict == decide.Dead }
+
 // Dead reports whether pending DELs or the verdict mean that a sweep should release the attachment.
 func (a *Attachment) Dead() bool {
 	return a.PendingDEL() || a.Verdict == decide.Dead || a.Verdict == decide.Foreign
@@ -68,18 +73,10 @@ func (a *Attachment) Dead() bool {
 // Busy reports whether a running operation holds the attachment's lock.
 func (a *Attachment) Busy() bool { return a.finding != nil && a.finding.Busy }
 
-// Status returns an attachment's state for tables and metrics. It is "recent" for a recent
-// attachment, "unknown" or "foreign" if that is the verdict, and "dead" for a dead attachment whose
-// state in the journal is adding or live. Otherwise, it is the state in the journal.
-func (a *Attachment) Status() string {
-	if a.finding == nil {
-		return string(a.State)
-	}
-	return status(a.State, a.finding.Judgment)
-}
-
-// status implements Status. For an attachment that is not in the journal, state is "", and the
-// status is "recent" or the verdict.
+// status returns an attachment's state for tables and metrics. It is "recent" for a recent
+// attachment, "unknown" or "other-machine" if that is the verdict, and "dead" for a dead attachment
+// whose state in the journal is adding or live. Otherwise, it is the state in the journal. For an
+// attachment that is not in the journal, state is "", and the status is "recent" or the verdict.
 func status(state journal.State, v decide.Judgment) string {
 	switch {
 	case v.Recent():
@@ -127,7 +124,7 @@ func podName(p *journal.Pod) string {
 
 func describe(e *journal.Record) Attachment {
 	a := Attachment{
-		Key: e.Key, State: e.State, Reason: e.Reason, NetNS: e.Added.NetNS.Path,
+		Key: e.Key, State: e.State, Status: string(e.State), Reason: e.Reason, NetNS: e.Added.NetNS.Path,
 		Addresses: e.Addresses(),
 		Created:   e.Added.At.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
 		of: e,
@@ -156,6 +153,7 @@ func describe(e *journal.Record) Attachment {
 func judged(e *journal.Record, f *sweep.Finding) Attachment {
 	a := describe(e)
 	a.finding, a.Verdict, a.Why = f, f.Verdict, term.OneLine(whyOf(f))
+	a.Status = status(a.State, f.Judgment)
 	if a.PendingDEL() && f.Verdict == decide.Dead && a.Reason != "" {
 		a.Why = term.OneLine(a.Reason) // the record's reason may contain more details
 	}
@@ -188,7 +186,7 @@ func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) e
 		term.Column{Name: "CREATED", Wide: true}, term.Column{Name: "NETNS", Wide: true},
 		term.Column{Name: "REASON", Wide: true})
 	for _, a := range attachments {
-		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, term.State(out, a.Status()),
+		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, term.State(out, a.Status),
 			term.Ago(a.Created), podName(a.Pod), term.Join(term.Addresses(a.Addresses)),
 			pending(a), term.Time(a.Created), term.OrDash(a.NetNS),
 			term.OrDash(a.Why))
@@ -209,11 +207,11 @@ func names(attachments []Attachment) (names []string) {
 	return names
 }
 
-// pending lists the plugins of a dead attachment whose DELs are pending. For each plugin, it says
+// pending lists the plugins of an attachment whose DELs are pending. For each plugin, it says
 // what the DEL waits for, or how often the DEL was tried and how it failed.
 func pending(a Attachment) string {
 	texts := []string{}
-	if a.PendingDEL() || a.Verdict == decide.Dead {
+	if a.needsDELs() {
 		for _, s := range a.Steps {
 			why := fmt.Sprintf("tried %d×", s.Tries)
 			switch {

@@ -257,18 +257,27 @@ func (p *Pool) explainOwners(text *strings.Builder, arg string) {
 		if len(found) == 0 {
 			continue
 		}
-		owner := ""
-		for _, of := range [][2]string{{" for container ", term.OneLine(r.ContainerID)},
-			{", interface ", term.OneLine(r.IfName)}, {", pod ", strings.Trim(podName(r.Pod), "-")}} {
-			if of[1] != "" {
-				owner += of[0] + of[1]
-			}
+		owner := ownerText(r.ContainerID, r.IfName, r.Pod)
+		if owner != "" {
+			owner = " for " + owner
 		}
 		fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", r.Address, p.Dir, owner, term.OneLine(r.Why))
 		if r.Remedy != "" {
 			fmt.Fprintf(text, "%s.\n", r.Remedy)
 		}
 	}
+}
+
+// ownerText names the owner of a reservation. It returns "" if the reservation is empty.
+func ownerText(containerID, ifname string, pod *journal.Pod) string {
+	var words []string
+	for _, of := range [][2]string{{"container ", term.OneLine(containerID)},
+		{"interface ", term.OneLine(ifname)}, {"pod ", strings.Trim(podName(pod), "-")}} {
+		if of[1] != "" {
+			words = append(words, of[0]+of[1])
+		}
+	}
+	return strings.Join(words, ", ")
 }
 
 func nothing(arg, stateDir string) error {

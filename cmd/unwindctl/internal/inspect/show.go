@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
@@ -46,7 +48,7 @@ func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
 	var all []shown
 	for i := range found {
 		a := &found[i]
-		all = append(all, shown{*a, factsOf(a.finding), summary(a)})
+		all = append(all, shown{*a, factsOf(a.finding), r.summary(a)})
 	}
 	if o.IsObject() {
 		return errors.Join(err, o.PrintObject(out, "attachments", all))
@@ -63,7 +65,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		about := term.NewTable(term.Column{}, term.Column{Least: 20, Wrap: true})
 		about.Add("attachment", a.Key.String())
 		about.Add("pod", podName(a.Pod))
-		about.Add("state", term.State(out, string(a.State))+" for "+term.Ago(a.Since))
+		about.Add("state", a.stateFor(out))
 		about.Add("addresses", term.Join(term.Addresses(a.Addresses)))
 		about.Add("netns", term.OrDash(a.NetNS))
 		about.Add("verdict", term.State(out, string(a.Verdict))+": "+a.Why)
@@ -79,7 +81,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 			term.Column{Name: "DEL", Least: 8, Wrap: true}, term.Column{Name: "TRIES"},
 			term.Column{Name: "LAST ERROR", Least: 20, Wrap: true})
 		for _, s := range a.Steps {
-			steps.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Tries),
+			steps.Add(s.Plugin, s.state(a.needsDELs()), fmt.Sprintf("%d×", s.Tries),
 				term.OrDash(term.OneLine(s.Last)))
 		}
 		err := errors.Join(term.Print(out, blank), about.Print(out, o), evidence.Print(out, o))
@@ -92,6 +94,15 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		}
 	}
 	return nil
+}
+
+// stateFor describes an attachment's status, and for how long its state in the journal has lasted.
+func (a *Attachment) stateFor(out io.Writer) string {
+	status, lasted := term.State(out, a.Status), " for "+term.Ago(a.Since)
+	if a.Status == string(a.State) {
+		return status + lasted
+	}
+	return fmt.Sprintf("%s (in the journal: %s%s)", status, a.State, lasted)
 }
 
 // state describes the state of a step's DEL, and when unwind tries it next.
@@ -146,13 +157,16 @@ func factsOf(f *sweep.Finding) []Fact {
 
 // summary describes an attachment's addresses, why it is kept or will be released, and how to
 // release it. It omits the DELs, which printShown prints as a table of steps.
-func summary(a *Attachment) []string {
-	f := a.finding
+func (r *Report) summary(a *Attachment) []string {
+	f, except := a.finding, ""
+	assignedAgain, owners := r.assignedAgain(a)
+	freed := slices.DeleteFunc(slices.Clone(a.freed),
+		func(one netip.Addr) bool { return slices.Contains(assignedAgain, one) })
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
 		capital(whose(a)), a.IfName, a.Network)}
 	if n := len(a.Addresses); n > 0 {
 		one, many, when := "has been", "have been", "since "+since(a.Created)
-		if len(a.freed) > 0 {
+		if len(freed)+len(owners) > 0 {
 			one, many, when = "was", "were", "at "+since(a.Created)
 		}
 		is := many
@@ -160,39 +174,43 @@ func summary(a *Attachment) []string {
 			is = one
 		}
 		lines[0] = fmt.Sprintf("%s %s assigned to %s, interface %s in network %s, %s.",
-			strings.Join(term.Addresses(a.Addresses), " and "), is, whose(a), a.IfName, a.Network, when)
+			and(a.Addresses), is, whose(a), a.IfName, a.Network, when)
 	}
-	if len(a.freed) > 0 {
+	if lines = append(lines, owners...); len(owners) > 0 {
+		except = ", except for " + and(assignedAgain)
+	}
+	if len(freed) > 0 {
 		lines = append(lines, fmt.Sprintf("The IPAM plugin has released %s, which another pod may now "+
-			"have.", strings.Join(term.Addresses(a.freed), " and ")))
+			"have.", and(freed)))
 	}
 	var guard *sweep.MassReleaseError
 	switch ev := f.Evidence; {
 	case !f.Releasable() && decide.Yes(ev.Locked):
-		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. If that "+
-			"takes minutes, look for a hung plugin with ps axf.")
+		return append(lines, "The attachment is kept because an ADD, a DEL or a sweep is working "+
+			"on it. If that takes minutes, look for a hung plugin with ps axf.")
 	case f.Verdict == decide.Unknown && !decide.Yes(ev.SameNamespaces):
-		return append(lines, "It is kept because unwindctl may not be in the namespaces where its ADD "+
-			"ran.",
+		return append(lines, "The attachment is kept because unwindctl may not be in the "+
+			"namespaces where its ADD ran.",
 			"Run unwindctl show in the runtime's namespaces: on the host, or with --host in a container "+
 				"with hostPID.")
 	case f.Verdict == decide.Unknown:
-		return append(lines, fmt.Sprintf("It is kept because unwind cannot tell whether it "+
-			"is live: %s.", a.Why))
+		return append(lines, fmt.Sprintf("The attachment is kept because unwind cannot tell "+
+			"whether it is live: %s.", a.Why))
 	case !f.Releasable():
-		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", a.Why),
+		return append(lines, fmt.Sprintf("The attachment is kept because it is live: %s.", a.Why),
 			"The runtime's DEL releases it. Without that DEL, a sweep releases it once its network "+
 				"namespace, every process in it and the host end of its interface are gone.")
 	case errors.As(f.Err, &guard):
-		return append(lines, fmt.Sprintf("It seems dead (%s), but so do too many "+
+		return append(lines, fmt.Sprintf("The attachment seems dead (%s), but so do too many "+
 			"others: %s", a.Why, guard))
 	case f.Verdict == decide.Foreign:
-		return append(lines, fmt.Sprintf("It may be from another machine: %s. unwind runs no DEL for "+
-			"it, because a DEL could harm that machine's pods.", a.Why),
-			fmt.Sprintf("A sweep releases its host-local addresses on this disk. To release them "+
-				"now, run unwindctl sweep %s", a.Key))
+		return append(lines, fmt.Sprintf("The attachment may be from another machine: %s. unwind "+
+			"runs no DEL for it, because a DEL could harm that machine's pods.", a.Why),
+			fmt.Sprintf("A sweep releases its host-local addresses on this disk%s. To release them "+
+				"now, run unwindctl sweep %s", except, a.Key))
 	default:
-		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", a.Why))
+		lines = append(lines, fmt.Sprintf("The attachment is dead and will be released%s: %s.",
+			except, a.Why))
 		if slices.ContainsFunc(a.Steps, func(s Step) bool { return !s.WaitsFor.Blocked() }) {
 			lines = append(lines, "To run the pending DELs now, run unwindctl sweep "+a.Key.String())
 		}
@@ -202,6 +220,29 @@ func summary(a *Attachment) []string {
 		}
 		return lines
 	}
+}
+
+func and(addresses []netip.Addr) string { return strings.Join(term.Addresses(addresses), " and ") }
+
+// assignedAgain returns the addresses of an attachment that host-local has assigned again, and a
+// sentence about the new owner of each.
+func (r *Report) assignedAgain(a *Attachment) (addresses []netip.Addr, owners []string) {
+	for _, c := range a.of.Got.Claims {
+		if c.Pool == "" {
+			continue
+		}
+		own, _ := ipam.HasFileOf(c.Pool, ipam.Owner{ContainerID: a.ContainerID, IfName: a.IfName},
+			c.Address)
+		owner, named, err := ipam.OwnerOf(c.Pool, c.Address)
+		if own || !named || err != nil {
+			continue
+		}
+		pod := r.pods[owner.ContainerID]
+		addresses = append(addresses, c.Address)
+		owners = append(owners, fmt.Sprintf("host-local's file of %s now names %s.", c.Address,
+			ownerText(owner.ContainerID, owner.IfName, &pod)))
+	}
+	return addresses, owners
 }
 
 func whose(a *Attachment) string {

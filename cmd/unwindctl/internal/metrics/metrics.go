@@ -139,7 +139,7 @@ func (c *collection) collectAttachments() {
 	counts := map[count]float64{}
 	var oldest float64
 	for _, a := range c.Report.Attachments {
-		counts[count{"attachments", a.Network, a.Status(), ""}]++
+		counts[count{"attachments", a.Network, a.Status, ""}]++
 		if !a.PendingDEL() {
 			continue
 		}
