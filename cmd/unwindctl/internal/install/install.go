@@ -83,8 +83,8 @@ func (o Options) plan(
 		err = term.Usage("--systemd needs --install-dir, because the units run unwindctl " +
 			"from that directory; a deb or rpm contains units of its own")
 	}
-	err = cmp.Or(err, p.RefusedBy(r), s.VerifyBinary(ctx), s.checkBinDir(), s.checkJournal(),
-		p.refuseMissing(r.BinDirs))
+	err = cmp.Or(err, keptOff(s.stateDir()), p.RefusedBy(r), s.VerifyBinary(ctx), s.checkBinDir(),
+		s.checkJournal(), p.refuseMissing(r.BinDirs))
 	if err != nil {
 		return nil, err
 	}
@@ -193,14 +193,15 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options) error {
 	return errors.Join(err, done.print(to.Out, &o.Output))
 }
 
-// switchOn is the step that switches unwind on, if it is off.
+// switchOn is the step that switches unwind on, if it is off. It returns an error if an agent keeps
+// unwind off.
 func (s Setup) switchOn(context.Context) ([]*Change, error) {
 	was := s.Obstacle("")
 	if was == nil {
 		return nil, nil
 	}
 	return []*Change{{Change: "on", What: fmt.Sprintf("previously: %v", was),
-		apply: func(*Change) error { return s.SwitchOn(s.stateDir()) }}}, nil
+		apply: func(*Change) error { return s.SwitchOn(s.stateDir()) }}}, keptOff(s.stateDir())
 }
 
 // awaitAgent is the step that waits until an agent has written unwind's conflist.
@@ -212,9 +213,14 @@ func (s Setup) awaitAgent(pid string) Step {
 		what := fmt.Sprintf("%s (by the agent, process %s)", s.Path(), pid)
 		return []*Change{{Change: "written", What: what, apply: func(*Change) error {
 			for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
-				if time.Now().After(end) || ctx.Err() != nil {
-					return term.WithHint("run unwindctl doctor", "the agent (process %s) did not install "+
-						"unwind within %s", pid, onWithin)
+				const hint = "run unwindctl doctor"
+				switch {
+				case ctx.Err() != nil:
+					return term.WithHint(hint, "interrupted: unwind is switched on, but the agent (process %s) "+
+						"has not installed it yet", pid)
+				case time.Now().After(end):
+					return term.WithHint(hint, "the agent (process %s) did not install unwind within %s", pid,
+						onWithin)
 				}
 			}
 			return nil
