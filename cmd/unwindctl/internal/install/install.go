@@ -107,7 +107,8 @@ func (s Setup) checkJournal() error {
 }
 
 // install carries out a plan. It copies unwindctl only once unwind is in use. If the copy fails, it
-// prints a warning or, with --systemd, returns an error, because the units need unwindctl.
+// prints a warning or, with --systemd, returns an error, because the units need unwindctl. It also
+// prints a warning if it replaced the plugin, but a running agent will replace the plugin again.
 func (o Options) install(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
@@ -137,6 +138,11 @@ func (o Options) install(
 		err = errors.Join(err, term.WithHint("run unwindctl install again once "+s.stateDir()+" is "+
 			"writable: unwind needs the copy if an installer replaces the provider's file",
 			"unwind is in use, but the provider's file could not be copied: %w", p.CopyErr))
+	}
+	pid := AgentProcess(s.stateDir())
+	if pid != "" && slices.Contains(done.Find("written"), s.plugin()) {
+		_ = term.Print(to.Err, fmt.Sprintf("warning: an agent (process %s) runs on this node, and "+
+			"installs its own version of the plugin: upgrade the agent, too\n", pid))
 	}
 	return errors.Join(err, s.checkVersion(r, p))
 }
@@ -245,7 +251,8 @@ func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
 	if o.UnitDir != "" {
 		text = "To run sweeps with systemd, run systemctl daemon-reload && systemctl enable --now " +
 			"unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd, run systemctl " +
-			"daemon-reload && systemctl enable --now unwind-agent.service unwind-sweep-boot.service\n"
+			"daemon-reload && systemctl enable unwind-agent.service unwind-sweep-boot.service && " +
+			"systemctl restart unwind-agent.service\n"
 	}
 	if o.Observe {
 		text += "Because of --observe, STATUS and GC release nothing. Dead attachments stay until " +
