@@ -55,7 +55,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return err
 	}
 	header := o.Origin(r)
-	if done.none() {
+	if err == nil && done.none() {
 		header = "Nothing to do: unwind is in use."
 	}
 	if o.Output.IsObject() {
@@ -132,7 +132,7 @@ func (o Options) install(
 			"another --install-dir\n", err))
 		err = nil
 	case o.UnitDir != "" && err == nil:
-		err = done.Make(ctx, installUnits(o.UnitDir, o.ProgramDir))
+		err = done.Make(ctx, s.installUnits(o.UnitDir, o.ProgramDir))
 	}
 	if p.CopyErr != nil {
 		err = errors.Join(err, term.WithHint("run unwindctl install again once "+s.stateDir()+" is "+
