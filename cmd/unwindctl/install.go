@@ -86,7 +86,8 @@ func onCommand() *cobra.Command {
 		Long: "Switch unwind back on for this node. on removes the file \"off\" and, if cilium has\n" +
 			"renamed unwind's conflist, the renamed file. If an agent is running, on waits until\n" +
 			"the agent has installed unwind. Otherwise, on installs unwind itself, with the\n" +
-			"configuration that unwindctl off has kept.",
+			"configuration that unwindctl off has kept. While an agent with --off runs, on and\n" +
+			"install change nothing, and fail.",
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind exec -- on",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -61,7 +61,8 @@ func runCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&options.NoInstall, "no-install", false,
 		"only sweep: do not install unwind or write its conflist")
 	cmd.Flags().BoolVar(&options.Off, "off", false,
-		"switch unwind off until somebody runs \"unwindctl on\" or an agent starts without this flag")
+		"switch unwind off until an agent starts without this flag or, while no agent runs, somebody "+
+			"runs \"unwindctl on\"")
 	cmd.Flags().StringVar(&options.ProgramDir, "install-dir", programDir,
 		"copy unwindctl and the plugin to `DIR`; if empty, copy neither")
 	return cmd

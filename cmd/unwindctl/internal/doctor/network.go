@@ -291,7 +291,13 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 				"%s does not support the chain's cniVersion %s, only %s",
 				path, spoken, strings.Join(versions, ", "))
 		case name == netconf.Name && e.plugin != e.Version:
-			e.add("plugins", Warning, "run unwindctl install",
+			remedy := "run the unwindctl install of the release that you want (which -a unwindctl lists " +
+				"the copies on this node)"
+			if pid := install.AgentProcess(e.StateDir); pid != "" {
+				remedy = fmt.Sprintf("upgrade the agent (process %s), which installs its own version of the "+
+					"plugin", pid)
+			}
+			e.add("plugins", Warning, remedy,
 				"%s is from a different release (%s) than this unwindctl (%s)", path, term.OrDash(e.plugin),
 				e.Version)
 		default:

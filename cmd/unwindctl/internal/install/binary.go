@@ -59,7 +59,7 @@ func (s Setup) VerifyBinary(ctx context.Context) error {
 
 // SupportedVersions runs a plugin to get its supported CNI versions (SPEC 1.1 §2 VERSION).
 func SupportedVersions(ctx context.Context, path string) ([]string, error) {
-	answer, _, err := askPlugin(ctx, path, "CNI_COMMAND=VERSION")
+	answer, _, err := ask(ctx, []string{path}, "CNI_COMMAND=VERSION")
 	if err != nil {
 		return nil, fmt.Errorf("cannot run it: %w", err)
 	}
@@ -78,18 +78,20 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 	if versions, err = SupportedVersions(ctx, path); err != nil {
 		return "", nil, err
 	}
-	_, words, _ := askPlugin(ctx, path) // some releases of skel return an error here
+	_, words, _ := ask(ctx, []string{path}) // some releases of skel return an error here
 	about, _, _ = strings.Cut(strings.TrimSpace(words.String()), "\n")
 	return about, versions, nil
 }
 
-func askPlugin(ctx context.Context, path string, env ...string) (
+// ask runs a program with arguments for at most verifyTimeout. The environment is this program's
+// without CNI's variables, plus env.
+func ask(ctx context.Context, command []string, env ...string) (
 	stdout, stderr bytes.Buffer, err error,
 ) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
 	for {
-		stdout, stderr, err = runPlugin(ctx, path, env...)
+		stdout, stderr, err = run(ctx, command, env)
 		// Retry while the file is open for writing: a child of this process may hold the inherited
 		// descriptor until the child executes its program.
 		if !errors.Is(err, syscall.ETXTBSY) || ctx.Err() != nil {
@@ -99,17 +101,15 @@ func askPlugin(ctx context.Context, path string, env ...string) (
 	}
 }
 
-func runPlugin(ctx context.Context, path string, env ...string) (
-	stdout, stderr bytes.Buffer, err error,
-) {
-	cmd := exec.CommandContext(ctx, path)
+func run(ctx context.Context, command, env []string) (stdout, stderr bytes.Buffer, err error) {
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "CNI_")
 	}), env...)
 	cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = time.Second
-	// In its own process group, the plugin does not receive the terminal's signals.
+	// In its own process group, the program does not receive the terminal's signals.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = cmd.Run()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {

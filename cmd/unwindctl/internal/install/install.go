@@ -55,7 +55,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return err
 	}
 	header := o.Origin(r)
-	if done.none() {
+	if err == nil && done.none() {
 		header = "Nothing to do: unwind is in use."
 	}
 	if o.Output.IsObject() {
@@ -83,8 +83,8 @@ func (o Options) plan(
 		err = term.Usage("--systemd needs --install-dir, because the units run unwindctl " +
 			"from that directory; a deb or rpm contains units of its own")
 	}
-	err = cmp.Or(err, p.RefusedBy(r), s.VerifyBinary(ctx), s.checkBinDir(), s.checkJournal(),
-		p.refuseMissing(r.BinDirs))
+	err = cmp.Or(err, keptOff(s.stateDir()), p.RefusedBy(r), s.VerifyBinary(ctx), s.checkBinDir(),
+		s.checkJournal(), p.refuseMissing(r.BinDirs))
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +107,8 @@ func (s Setup) checkJournal() error {
 }
 
 // install carries out a plan. It copies unwindctl only once unwind is in use. If the copy fails, it
-// prints a warning or, with --systemd, returns an error, because the units need unwindctl.
+// prints a warning or, with --systemd, returns an error, because the units need unwindctl. It also
+// prints a warning if it replaced the plugin, but a running agent will replace the plugin again.
 func (o Options) install(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
@@ -131,12 +132,17 @@ func (o Options) install(
 			"another --install-dir\n", err))
 		err = nil
 	case o.UnitDir != "" && err == nil:
-		err = done.Make(ctx, installUnits(o.UnitDir, o.ProgramDir))
+		err = done.Make(ctx, s.installUnits(o.UnitDir, o.ProgramDir))
 	}
 	if p.CopyErr != nil {
 		err = errors.Join(err, term.WithHint("run unwindctl install again once "+s.stateDir()+" is "+
 			"writable: unwind needs the copy if an installer replaces the provider's file",
 			"unwind is in use, but the provider's file could not be copied: %w", p.CopyErr))
+	}
+	pid := AgentProcess(s.stateDir())
+	if pid != "" && slices.Contains(done.Find("written"), s.plugin()) {
+		_ = term.Print(to.Err, fmt.Sprintf("warning: an agent (process %s) runs on this node, and "+
+			"installs its own version of the plugin: upgrade the agent, too\n", pid))
 	}
 	return errors.Join(err, s.checkVersion(r, p))
 }
@@ -193,14 +199,15 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options) error {
 	return errors.Join(err, done.print(to.Out, &o.Output))
 }
 
-// switchOn is the step that switches unwind on, if it is off.
+// switchOn is the step that switches unwind on, if it is off. It returns an error if an agent keeps
+// unwind off.
 func (s Setup) switchOn(context.Context) ([]*Change, error) {
 	was := s.Obstacle("")
 	if was == nil {
 		return nil, nil
 	}
 	return []*Change{{Change: "on", What: fmt.Sprintf("previously: %v", was),
-		apply: func(*Change) error { return s.SwitchOn(s.stateDir()) }}}, nil
+		apply: func(*Change) error { return s.SwitchOn(s.stateDir()) }}}, keptOff(s.stateDir())
 }
 
 // awaitAgent is the step that waits until an agent has written unwind's conflist.
@@ -212,9 +219,14 @@ func (s Setup) awaitAgent(pid string) Step {
 		what := fmt.Sprintf("%s (by the agent, process %s)", s.Path(), pid)
 		return []*Change{{Change: "written", What: what, apply: func(*Change) error {
 			for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
-				if time.Now().After(end) || ctx.Err() != nil {
-					return term.WithHint("run unwindctl doctor", "the agent (process %s) did not install "+
-						"unwind within %s", pid, onWithin)
+				const hint = "run unwindctl doctor"
+				switch {
+				case ctx.Err() != nil:
+					return term.WithHint(hint, "interrupted: unwind is switched on, but the agent (process %s) "+
+						"has not installed it yet", pid)
+				case time.Now().After(end):
+					return term.WithHint(hint, "the agent (process %s) did not install unwind within %s", pid,
+						onWithin)
 				}
 			}
 			return nil
@@ -239,7 +251,8 @@ func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
 	if o.UnitDir != "" {
 		text = "To run sweeps with systemd, run systemctl daemon-reload && systemctl enable --now " +
 			"unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd, run systemctl " +
-			"daemon-reload && systemctl enable --now unwind-agent.service unwind-sweep-boot.service\n"
+			"daemon-reload && systemctl enable unwind-agent.service unwind-sweep-boot.service && " +
+			"systemctl restart unwind-agent.service\n"
 	}
 	if o.Observe {
 		text += "Because of --observe, STATUS and GC release nothing. Dead attachments stay until " +

@@ -27,7 +27,8 @@ var units embed.FS
 
 const (
 	unitSource = "systemd"
-	// unitProgram is the path of unwindctl in the texts of the units.
+	// unitProgram is the path of unwindctl in the texts of the units. There, the state directory is
+	// netconf.DefaultStateDir.
 	unitProgram = "/usr/local/bin/unwindctl"
 )
 
@@ -81,17 +82,18 @@ func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Ch
 	}}, nil
 }
 
-// installUnits returns the step that writes the systemd units, which run unwindctl from programDir.
-// It does not enable them.
-func installUnits(unitDir, programDir string) Step {
+// installUnits returns the step that writes the systemd units, which run unwindctl from programDir
+// and need the state directory. It does not enable them.
+func (s Setup) installUnits(unitDir, programDir string) Step {
 	return func(context.Context) (changes []*Change, err error) {
 		files, err := units.ReadDir(unitSource)
+		here := strings.NewReplacer(unitProgram, filepath.Join(programDir, programs[0]),
+			netconf.DefaultStateDir, s.stateDir())
 		for _, f := range files {
-			text, readErr := units.ReadFile(path.Join(unitSource, f.Name()))
-			text = bytes.ReplaceAll(text, []byte(unitProgram),
-				[]byte(filepath.Join(programDir, programs[0])))
+			data, readErr := units.ReadFile(path.Join(unitSource, f.Name()))
+			text := here.Replace(string(data))
 			one, putErr := put(filepath.Join(unitDir, f.Name()), 0o644, func() (io.ReadCloser, error) {
-				return io.NopCloser(bytes.NewReader(text)), nil
+				return io.NopCloser(strings.NewReader(text)), nil
 			})
 			changes, err = append(changes, one), errors.Join(err, readErr, putErr)
 		}
@@ -127,38 +129,26 @@ func systemctl(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// removePrograms returns the changes that remove the plugin next to unwindctl, and then unwindctl,
-// unless they are needed.
-func removePrograms(ctx context.Context, dir, needed string) (changes []*Change) {
-	for _, program := range slices.Backward(programs) {
-		if path := filepath.Join(dir, program); durable.Exists(path) {
-			changes = append(changes, removeProgram(ctx, path, needed))
-		}
-	}
-	return changes
-}
-
 // removeProgram returns the change that removes a program. The file stays if it is needed, or if it
-// is another program that is also called unwind or unwindctl.
+// is another program that is also called unwind or unwindctl. If it does not run, it may be either,
+// and is kept.
 func removeProgram(ctx context.Context, path, needed string) *Change {
 	if needed != "" {
 		return remove(path, needed)
 	}
-	var isOurs bool
 	name := filepath.Base(path)
-	if name == netconf.Name {
-		isOurs = Setup{BinDir: filepath.Dir(path)}.PluginVersion(ctx) != ""
-	} else {
-		ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
-		defer cancel()
-		said, err := exec.CommandContext(ctx, path, "version").Output()
-		isOurs = err == nil && strings.HasPrefix(string(said), name+" ")
+	stdout, stderr, err := ask(ctx, []string{path, "version"}) // the plugin ignores the argument
+	var exit *exec.ExitError
+	switch {
+	case err == nil && strings.HasPrefix(stdout.String(), programs[0]+" "),
+		versionOf(stderr.String()) != "":
+		return remove(path, "")
+	case err != nil && !(errors.As(err, &exit) && exit.Exited()):
+		return remove(path, fmt.Sprintf("it does not run, so it may be another program; if it is "+
+			"unwind's, remove it: %v", err))
 	}
-	if !isOurs {
-		return &Change{Change: "unchanged", What: fmt.Sprintf("%s (does not identify "+
-			"itself as %s)", path, name)}
-	}
-	return remove(path, "")
+	return &Change{Change: "unchanged", What: fmt.Sprintf("%s (does not identify "+
+		"itself as %s)", path, name)}
 }
 
 // remove returns the change that removes a file or, if needed is not "", keeps it for that reason.

@@ -77,8 +77,13 @@ func ReasonOf(err error) Reason {
 //  2. cilium has renamed unwind's conflist, as it renames all conflists but its own, unless
 //     cni.exclusive is false. It would soon rename a new one, too, so the agent writes none.
 func (s Setup) Obstacle(stateDir string) *Obstacle {
-	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
-		return NewObstacle(Off, "run unwindctl on", "%s", off)
+	stateDir = cmp.Or(stateDir, s.stateDir())
+	if off := ReadOff(stateDir); off != nil {
+		remedy := "run unwindctl on"
+		if err := keptOff(stateDir); err != nil {
+			remedy = term.HintOf(err)
+		}
+		return NewObstacle(Off, remedy, "%s", off)
 	}
 	if path := s.renamed(); path != "" {
 		return NewObstacle(CiliumExclusive,
@@ -142,6 +147,17 @@ func ReadOff(stateDir string) *OffState {
 // ByFlag is the value of OffState.By if an agent with --off has switched unwind off. The next agent
 // without --off switches it on again.
 const ByFlag = "run --off"
+
+// keptOff returns an error if unwind is off because of a running agent's flag --off. If somebody
+// switched unwind on, that agent would switch it off again.
+func keptOff(stateDir string) error {
+	off, pid := ReadOff(stateDir), AgentProcess(stateDir)
+	if off == nil || off.By != ByFlag || pid == "" {
+		return nil
+	}
+	return term.WithHint("start the agent without --off (chart value unwindOff: false)",
+		"the agent (process %s) runs with --off, which keeps unwind off", pid)
+}
 
 // WriteOff switches unwind off for all agents. If unwind is already off, WriteOff keeps the file,
 // unless only an agent's --off has switched unwind off. On a full disk, it creates an empty file,

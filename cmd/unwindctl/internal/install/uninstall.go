@@ -248,7 +248,7 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 	kept := remove(path, cmp.Or(why, "it may still be in use"))
 	switch {
 	case missing == nil && err == nil && why == "":
-		return []*Change{removeProgram(ctx, path, "")}, nil
+		return u.keeping(removeProgram(ctx, path, "")), nil
 	case missing == nil:
 	case u.own != nil && u.runtime.Silent():
 		kept.What = fmt.Sprintf("the plugin: it is not in %s, and %s does not report its plugin "+
@@ -258,8 +258,15 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 	default:
 		return nil, nil
 	}
-	u.needed = cmp.Or(u.needed, "needed to run uninstall again")
-	return []*Change{kept}, err
+	return u.keeping(kept), err
+}
+
+// keeping returns a change. If the change keeps a file, later steps keep the other files.
+func (u *uninstall) keeping(one *Change) []*Change {
+	if one.Change == "kept" {
+		u.needed = cmp.Or(u.needed, "needed to run uninstall again")
+	}
+	return []*Change{one}
 }
 
 // users describes what uses the plugin, or returns "" if nothing does. On an error, it is unknown.
@@ -317,10 +324,13 @@ func (u *uninstall) removeUnits(ctx context.Context) ([]*Change, error) {
 }
 
 // removeFiles is the step that removes the programs, and unwind's conflist under the name that
-// unwindctl off or another program gave it. While something needs these files, it keeps them.
+// unwindctl off or another program gave it. While something needs these files, it keeps them. If it
+// keeps one file, it also keeps the next ones, in the order plugin, unwindctl, conflist.
 func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err error) {
-	if u.ProgramDir != "" {
-		changes = removePrograms(ctx, u.ProgramDir, u.needed)
+	for _, program := range slices.Backward(programs) {
+		if path := filepath.Join(u.ProgramDir, program); u.ProgramDir != "" && durable.Exists(path) {
+			changes = append(changes, u.keeping(removeProgram(ctx, path, u.needed))...)
+		}
 	}
 	paths, _ := filepath.Glob(stem(u.Setup.Path()) + ".*")
 	for _, own := range u.own {
