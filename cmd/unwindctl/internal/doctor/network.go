@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/version"
 
@@ -227,6 +228,10 @@ func (e *examination) entry(
 			"start the agent without --observe; without an agent, remove sweepOnStatus from unwind's "+
 				"entry, or run unwindctl sweep from a timer",
 			"sweepOnStatus is false: STATUS releases nothing")
+	}
+	if limit := c.Unwind.DelegateTimeout; limit > 0 && limit < time.Second {
+		e.add("configuration", Warning, "raise or remove delegateTimeout", "%s: delegateTimeout is %s: "+
+			"unwind kills plugins after that time, so ADDs may fail", c.Path, limit)
 	}
 	newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0")
 	var types []string
