@@ -244,10 +244,34 @@ func absolute(to *string) func(json.RawMessage) error {
 }
 
 func duration(to *time.Duration) func(json.RawMessage) error {
-	return field(to, `a duration such as "30s" or "10m"`, func(s string) (time.Duration, bool) {
+	parse := func(s string) (time.Duration, bool) {
 		d, err := time.ParseDuration(s)
 		return d, err == nil && d >= 0
-	})
+	}
+	return explained(field(to, `a duration such as "30s" or "10m"`, parse), notDuration)
+}
+
+// notDuration says why ParseDuration rejects a text, or accepts it as a negative duration. The text
+// is well-formed if ParseDuration accepts it once all its digits are 0.
+func notDuration(s string) error {
+	zeros := strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return '0'
+		}
+		return r
+	}, s)
+	_, err := time.ParseDuration(zeros)
+	_, errWithUnit := time.ParseDuration(zeros + "s")
+	why := `has no unit; write, for example, "30s" or "10m"`
+	switch {
+	case err == nil && strings.HasPrefix(s, "-"):
+		why = "is negative"
+	case err == nil:
+		why = "is too long; write at most 2562047h"
+	case errWithUnit != nil:
+		return nil
+	}
+	return fmt.Errorf("%q %s", Shorten(s, 40), why)
 }
 
 func oneOf(to *string, allowed ...string) func(json.RawMessage) error {

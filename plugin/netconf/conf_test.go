@@ -87,7 +87,15 @@ func TestParseConf(t *testing.T) {
 func TestParseConfErrors(t *testing.T) {
 	for _, tt := range []struct{ name, keys, want string }{
 		{"relative path", `"stateDir": "run/unwind"`, `key "stateDir": "run/unwind" is not an absolute path`},
-		{"a negative duration", `"delegateTimeout": "-1s"`, `key "delegateTimeout": "-1s" is not a duration such as "30s" or "10m"`},
+		{"a negative duration", `"delegateTimeout": "-1s"`, `key "delegateTimeout": "-1s" is negative`},
+		{"a long negative duration", `"delegateTimeout": "-9999999h"`, `key "delegateTimeout": "-9999999h" is negative`},
+		{"a duration that is too long", `"gracePeriod": "9999999h"`, `key "gracePeriod": "9999999h" is too long; write at most 2562047h`},
+		{"too long in its sum", `"gracePeriod": "2562047h48m"`, `key "gracePeriod": "2562047h48m" is too long; write at most 2562047h`},
+		{"a duration without a unit", `"gracePeriod": "30"`, `key "gracePeriod": "30" has no unit; write, for example, "30s" or "10m"`},
+		{"a last number without a unit", `"gracePeriod": "10m30"`, `key "gracePeriod": "10m30" has no unit; write, for example, "30s" or "10m"`},
+		{"a number", `"gracePeriod": 30`, `key "gracePeriod": 30 is not a duration such as "30s" or "10m"`},
+		{"no duration", `"gracePeriod": "s"`, `key "gracePeriod": "s" is not a duration such as "30s" or "10m"`},
+		{"a comma", `"gracePeriod": "1,5h"`, `key "gracePeriod": "1,5h" is not a duration such as "30s" or "10m"`},
 		{"a capitalized value", `"onDelFailure": "Report"`, `key "onDelFailure": "Report" is not "report" or "defer"`},
 		{"a log level in upper case", `"logLevel": "INFO"`, `key "logLevel": "INFO" is not "debug", "info", "warn" or "error"`},
 		{"a capability that is a string", `"capabilities": {"portMappings": "yes"}`,
