@@ -309,8 +309,12 @@ func TestDamagedFile(t *testing.T) {
 			tt.damage(t, s)
 			data, err := os.ReadFile(s.Path())
 			check(t, err)
-			if err := s.View(t.Context(), look); !errors.Is(err, tt.want) {
+			err = s.View(t.Context(), look)
+			if !errors.Is(err, tt.want) {
 				t.Errorf("View: %v, want %v", err, tt.want)
+			}
+			if text := s.Path() + " was written by a newer release of unwind ("; errors.Is(tt.want, ErrNewer) && !strings.HasPrefix(fmt.Sprint(err), text) {
+				t.Errorf("View: %v, want %s…", err, text)
 			}
 			if now, err := os.ReadFile(s.Path()); err != nil || !bytes.Equal(now, data) {
 				t.Errorf("View changed the file (%v)", err)

@@ -75,11 +75,16 @@ const Version = 3
 // release.
 var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
 
-// ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
-var ErrNewer = errors.New("journal: journal.db was written by a newer unwind release; install " +
-	"that or a later one")
+// ErrNewer is returned for a file that only a newer release can read. The file stays unchanged. The
+// returned error adds the file's path in front of this text, and the two format versions behind it.
+var ErrNewer = errors.New("was written by a newer release of unwind")
 
-func checkFormat(value []byte) error {
+func (s *Store) newer(format string, found, newest int) error {
+	return fmt.Errorf("%s %w (%s %d; this release reads up to %d)", s.Path(), ErrNewer, format, found,
+		newest)
+}
+
+func (s *Store) checkFormat(value []byte) error {
 	var f struct{ OldestReader int }
 	data, err := unseal(keyFormat, value)
 	if err == nil {
@@ -89,7 +94,7 @@ func checkFormat(value []byte) error {
 		return fmt.Errorf("%w, or from before the first release: format: %w", ErrDamaged, err)
 	}
 	if f.OldestReader > Version {
-		return ErrNewer
+		return s.newer("format", f.OldestReader, Version)
 	}
 	return nil
 }

@@ -110,7 +110,7 @@ func FuzzRecords(f *testing.F) {
 			if err := tx.btx.Bucket(name).Put(key, value); err != nil {
 				return err
 			}
-			if err := checkFormat(tx.btx.Bucket(bucketMeta).Get(keyFormat)); err != nil {
+			if err := s.checkFormat(tx.btx.Bucket(bucketMeta).Get(keyFormat)); err != nil {
 				if !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer) {
 					t.Errorf("format: %v", err)
 				}

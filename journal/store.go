@@ -197,7 +197,7 @@ func (s *Store) trust(queue *os.File, write bool) error {
 // inTx runs fn, and commits what it wrote.
 func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 	if meta := tx.btx.Bucket(bucketMeta); meta != nil {
-		if err := checkFormat(meta.Get(keyFormat)); err != nil {
+		if err := s.checkFormat(meta.Get(keyFormat)); err != nil {
 			return err
 		}
 	}
@@ -235,7 +235,7 @@ func (s *Store) blame(err error) error {
 	}
 	data, cause := verify(s.Path())
 	if m, ok := newestMeta(data); ok && m.version > bboltVersion { // its checksum is right
-		return fmt.Errorf("%w (%w)", ErrNewer, err)
+		return s.newer("bbolt's format", int(m.version), bboltVersion)
 	}
 	return cmp.Or(cause, fmt.Errorf("%w: %w", ErrDamaged, err))
 }

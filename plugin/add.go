@@ -140,9 +140,10 @@ func (a *adding) runDelegate(
 	a.started = i + 1
 	c := a.callOf(i)
 	c.Stdin = netconf.WithPrevResult(step.Config, a.record.Got.Result)
-	if a.Verb.Conf.DelegateTimeout > 0 {
+	if limit := a.Verb.Conf.DelegateTimeout; limit > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, a.Verb.Conf.DelegateTimeout)
+		ctx, cancel = context.WithTimeoutCause(ctx, limit,
+			fmt.Errorf("delegateTimeout (%s) has passed", limit))
 		defer cancel()
 	}
 	stdout, f := a.Env.Runner.Run(ctx, c, a.Env.Stderr)

@@ -199,7 +199,11 @@ func TestRuleOfKilledADD(t *testing.T) {
 		n.conf["delegateTimeout"] = "1s"
 		n.chain(single, p1.rules(), p2)
 		n.plan(p1.ADD(end.name))
-		n.wantError(n.pod("a").tryAdd())
+		text := "netplugin failed"
+		if end.is("hang-effect") {
+			text = "killed: delegateTimeout (1s) has passed"
+		}
+		n.wantError(n.pod("a").tryAdd(), `plugin type="faulty" failed (add): `+text)
 		n.wantCalls("ADD p0", "ADD p1", "DEL p1", "DEL p0")
 		n.wantReserved(0)
 		n.wantRules()

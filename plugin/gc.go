@@ -61,6 +61,8 @@ func (o *op) gc(ctx context.Context) error {
 			}
 		}
 	}
+	// without a journal, sweepForGC and listKept return the same error
+	errs = slices.CompactFunc(errs, func(a, b error) bool { return a.Error() == b.Error() })
 	switch len(errs) {
 	case 0:
 		return nil

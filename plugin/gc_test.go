@@ -435,6 +435,25 @@ func TestGCDelegateFails(t *testing.T) {
 	})
 }
 
+// TestGCWithoutJournal: if the journal cannot be read, a GC fails, and its error says so once.
+func TestGCWithoutJournal(t *testing.T) {
+	each1(t, []breakage{newerFormat, groupWritable, linked, blocked}, func(t *testing.T, breakage breakage) {
+		n := newNode(t)
+		n.chain(p0)
+		n.makeJournal()
+		text := ""
+		if breakage.name == newerFormat.name {
+			text = fmt.Sprintf("%s was written by a newer release of unwind (format %d; this release reads up to %d)",
+				n.store.Path(), journal.Version+1, journal.Version)
+		}
+		mend := breakage.of(n)
+		n.wantCode(n.tryGC(valid()), 11, "unwind: GC incomplete with 1 error: "+text)
+		mend()
+		n.gc(valid())
+		n.wantClean()
+	})
+}
+
 // TestBrakeOnANode: the list of a GC lacks 12 of 20 live pods. The mass-release guard keeps all of
 // them, and the error says why. No plugin gets that list, because a plugin might release the pods.
 // Attachments that are dead by other evidence are released, and the guard doesn't count them. At

@@ -143,7 +143,7 @@ func TestStatusOfJournal(t *testing.T) {
 			n.status(fail)
 		} else {
 			n.wantWarned(warning)
-			n.wantCode(n.tryStatus(fail), 50, "unwind: journal: ", ` (onJournalFailure is "fail")`)
+			n.wantCode(n.tryStatus(fail), 50, "unwind: ", "journal", ` (onJournalFailure is "fail")`)
 		}
 		mend()
 		n.status(fail)

@@ -3,6 +3,7 @@ package delegate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -80,7 +81,11 @@ func (p *process) start(ctx context.Context, c *Call, binary string) error {
 	}
 	for giveUp := time.Now().Add(busyDelay); ; time.Sleep(50 * time.Millisecond) {
 		if ctx.Err() != nil {
-			return errors.New("not started: unwind was told to stop, or ran out of time")
+			cause := context.Cause(ctx)
+			if errors.Is(cause, ctx.Err()) {
+				cause = errors.New("unwind was told to stop, or ran out of time")
+			}
+			return fmt.Errorf("not started: %w", cause)
 		}
 		p.pid, err = syscall.ForkExec(binary, []string{binary}, attr)
 		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.EBADF) {

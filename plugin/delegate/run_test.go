@@ -3,9 +3,9 @@ package delegate
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -57,14 +57,20 @@ func deadlineWhileItIsFed(t *testing.T, text string) {
 }
 
 // TestNotStarted: if the context has ended before the delegate starts, Run does not start the
-// delegate. The failure reports this (Unstarted), because such a delegate has created nothing.
+// delegate. The failure reports this (Unstarted), because such a delegate has created nothing. It
+// also contains the context's cause, if there is one.
 func TestNotStarted(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	c := script(t, `echo >ran`)
-	_, f := new(Processes).Run(ctx, c, io.Discard)
-	if _, err := os.Stat(c.file("ran")); f == nil || !f.Unstarted || f.Killed || !strings.HasPrefix(f.Msg, "not started") || err == nil {
-		t.Errorf("%+v, ran: %t", f, err == nil)
+	for want, cause := range map[string]error{
+		"not started: unwind was told to stop, or ran out of time": nil,
+		"not started: nobody waits":                                errors.New("nobody waits"),
+	} {
+		ctx, end := context.WithCancelCause(context.Background())
+		end(cause)
+		c := script(t, `echo >ran`)
+		_, f := new(Processes).Run(ctx, c, io.Discard)
+		if _, err := os.Stat(c.file("ran")); f == nil || !f.Unstarted || f.Killed || f.Msg != want || err == nil {
+			t.Errorf("%+v, ran: %t; want %q", f, err == nil, want)
+		}
 	}
 }

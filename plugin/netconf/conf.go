@@ -4,6 +4,7 @@ package netconf
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -90,8 +91,9 @@ func ParseConf(data []byte) (*Conf, error) {
 		"name": field(&c.Name, "a valid network name", func(s string) (string, bool) {
 			return s, utils.ValidateNetworkName(s) == nil
 		}),
-		"capabilities": into(&c.Capabilities,
+		"capabilities": explained(into(&c.Capabilities,
 			`an object with true or false for each capability, such as {"portMappings": true}`),
+			notBoolean),
 		"runtimeConfig":    into(&c.RuntimeConfig, "an object"),
 		"prevResult":       into(&c.PrevResult, "an object"),
 		"chain":            into(&c.Chain, "an object"),
@@ -175,6 +177,31 @@ func into[T any](to *T, want string) func(json.RawMessage) error {
 	return field(to, want, func(v T) (T, bool) { return v, true })
 }
 
+// explained returns a function that decodes a value as read does. If read fails, but the value has
+// the type J, explain may return an error that says more, or nil.
+func explained[J any](
+	read func(json.RawMessage) error, explain func(J) error,
+) func(json.RawMessage) error {
+	return func(value json.RawMessage) error {
+		err := read(value)
+		var decoded J
+		if err == nil || json.Unmarshal(value, &decoded) != nil {
+			return err
+		}
+		return cmp.Or(explain(decoded), err)
+	}
+}
+
+// notBoolean names the first capability whose value is not a boolean.
+func notBoolean(capabilities map[string]json.RawMessage) error {
+	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
+		if json.Unmarshal(capabilities[name], new(bool)) != nil {
+			return fmt.Errorf("%q must be true or false", Shorten(name, 40))
+		}
+	}
+	return nil
+}
+
 // takeValid reads the list of valid attachments in a GC. null means no list: ocicni sends null for
 // networks that have no pods in its request.
 func (c *Conf) takeValid(key string, value json.RawMessage) error {
@@ -217,10 +244,34 @@ func absolute(to *string) func(json.RawMessage) error {
 }
 
 func duration(to *time.Duration) func(json.RawMessage) error {
-	return field(to, `a duration such as "30s" or "10m"`, func(s string) (time.Duration, bool) {
+	parse := func(s string) (time.Duration, bool) {
 		d, err := time.ParseDuration(s)
 		return d, err == nil && d >= 0
-	})
+	}
+	return explained(field(to, `a duration such as "30s" or "10m"`, parse), notDuration)
+}
+
+// notDuration says why ParseDuration rejects a text, or accepts it as a negative duration. The text
+// is well-formed if ParseDuration accepts it once all its digits are 0.
+func notDuration(s string) error {
+	zeros := strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return '0'
+		}
+		return r
+	}, s)
+	_, err := time.ParseDuration(zeros)
+	_, errWithUnit := time.ParseDuration(zeros + "s")
+	why := `has no unit; write, for example, "30s" or "10m"`
+	switch {
+	case err == nil && strings.HasPrefix(s, "-"):
+		why = "is negative"
+	case err == nil:
+		why = "is too long; write at most 2562047h"
+	case errWithUnit != nil:
+		return nil
+	}
+	return fmt.Errorf("%q %s", Shorten(s, 40), why)
 }
 
 func oneOf(to *string, allowed ...string) func(json.RawMessage) error {

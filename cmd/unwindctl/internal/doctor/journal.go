@@ -31,7 +31,11 @@ func (e *examination) journal(found *inspect.Report) {
 	e.damaged(found.Damaged)
 	switch err := errors.Join(found.JournalErr, found.HistoryErr); {
 	case err != nil:
-		e.add("journal", Failure, inspect.HintFor(err), "%s: %v", path, err)
+		text := err.Error()
+		if !strings.Contains(text, path) {
+			text = path + ": " + text
+		}
+		e.add("journal", Failure, inspect.HintFor(err), "%s", text)
 		return
 	case len(found.Damaged) == 0:
 		e.add("journal", OK, "", "%s is intact", path)

@@ -244,6 +244,8 @@ func HintFor(err error) string {
 		return "wait for the next ADD or DEL through unwind, which renames the file and starts a " +
 			"new journal; if unwind is off, rename the file yourself. Running pods are not affected, " +
 			"but pending DELs are lost"
+	case errors.Is(err, journal.ErrNewer):
+		return "install that release or a later one"
 	case errors.Is(err, journal.ErrBusy):
 		return "another process is using the journal; try again"
 	case errors.As(err, &damaged) && damaged.Key.Malformed():

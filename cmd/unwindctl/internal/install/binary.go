@@ -159,8 +159,8 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	store := &journal.Store{Dir: s.stateDir()}
 	if err := store.View(ctx, nothing); errors.Is(err, journal.ErrNewer) {
 		return nil, term.WithHint("install the newer release, or run that release's unwindctl sweep "+
-			"until the journal is empty and then remove "+store.Path(), "the plugin stays unchanged: %s: %w",
-			store.Path(), err)
+			"until the journal is empty and then remove "+store.Path(),
+			"the plugin stays unchanged: %w", err)
 	}
 	one, err := put(s.plugin(), 0o755, func() (io.ReadCloser, error) { return os.Open(from) })
 	changes := []*Change{one}
