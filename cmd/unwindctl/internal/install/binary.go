@@ -144,6 +144,15 @@ func (s Setup) PluginMissing() bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o111 == 0
 }
 
+// PluginRemedy returns what to do if a conflist runs unwind, but the plugin is missing. install
+// refuses a wrapped conflist.
+func PluginRemedy(c *netconf.Conflist, binDir string) string {
+	if Wrapped(c) {
+		return "copy the plugin unwind into " + binDir + ", or run unwindctl unwrap --in-place " + c.Path
+	}
+	return "run unwindctl install, or unwindctl off"
+}
+
 // InstallBinary is the step that installs the plugin atomically. A running instance of the previous
 // plugin is not affected. The step returns an error if a newer release has written the journal,
 // because the plugin could not read it.
