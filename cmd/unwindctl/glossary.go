@@ -50,8 +50,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"status", "no-provider", "there is no conflist of a CNI provider; install the provider"},
 	{"status", "mesh-in-the-way", "another program keeps copying or changing unwind's conflist"},
 	{"status", "cilium-exclusive", "cilium has renamed unwind's conflist"},
-	{"status", "plugin-missing", "unwind's conflist exists, but its plugin does not: no pod can " +
-		"start"},
+	{"status", "plugin-missing", "unwind's plugin is missing and cannot be copied; pods start " +
+		"without unwind once its conflist is out of use"},
 	{"status", "refused", "the install was refused or failed; see unwindctl doctor"},
 }
 

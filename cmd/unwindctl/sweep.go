@@ -3,13 +3,16 @@ package main
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/netconf"
@@ -150,7 +153,8 @@ func pluginMissing(confDir, path string) error {
 	for _, first := range paths[:min(1, len(paths))] {
 		c, _ := netconf.ReadConflist(first)
 		if _, err := netconf.FindPlugin(netconf.Name, path); c != nil && c.Unwind != nil && err != nil {
-			return term.WithHint("run unwindctl install", "no pod can start: %s needs a plugin that is "+
+			binDir, _, _ := strings.Cut(path, string(filepath.ListSeparator))
+			return term.WithHint(install.PluginRemedy(c, binDir), "no pod can start: %s needs a plugin that is "+
 				"missing: %w", first, err)
 		}
 	}

@@ -16,11 +16,13 @@ func wrapCommand() *cobra.Command {
 			"unwrap restores it. A single-plugin .conf file becomes a list.\n\n" +
 			"wrap refuses a file that unwind or the runtime would refuse. It also refuses a list\n" +
 			"if a directory next to FILE is named after the network and contains plugins, because\n" +
-			"a runtime also runs those. If FILE is already wrapped and an installer has added\n" +
-			"plugins next to unwind, wrap moves them into the chain. If FILE is -, wrap reads\n" +
-			"the standard input.",
+			"a runtime also runs those. With --in-place, it refuses a file with which no pod could\n" +
+			"start: the chainFile of unwind's conflist, or a file in a runtime's conflist directory\n" +
+			"while the runtime's plugin directories contain no plugin unwind. If FILE is already\n" +
+			"wrapped and an installer has added plugins next to unwind, wrap moves them into the\n" +
+			"chain. If FILE is -, wrap reads the standard input.",
 		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
-	}, install.Rewrite{Change: install.Inline, Unchanged: "already wrapped",
+	}, install.Rewrite{Change: install.Inline, Unchanged: "already wrapped", Refuse: install.NotUsable,
 		Changed: "wrapped: unwind runs the chain; the runtime needs the plugin unwind in its plugin " +
 			"directory"})
 }

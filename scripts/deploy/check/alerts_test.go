@@ -146,7 +146,7 @@ func TestAlerts(t *testing.T) {
 			`unwind_status{instance="a", state="on"} 0x120`, `unwind_status{instance="a", state="plugin-missing"} 1x120`}, nil},
 		{"missing for three minutes, and for one", "UnwindPluginMissing", []string{
 			`unwind_status{instance="a", state="plugin-missing"} 0x9 1x3 0x20 1x1 0x85`, `unwind_status{instance="a", state="on"} 0x120`},
-			[]string{"12m to 13m: No pod can start on a, because unwind's plugin is missing"}},
+			[]string{"12m to 13m: unwind's plugin is missing on a, and the agent cannot copy it"}},
 		{"down for 15 minutes, and for nine", "UnwindRuntimeDown", []string{`unwind_runtime_up{instance="a"} 1x9 0x14 1x20 0x9 1x65`,
 			`unwind_runtime_up{instance="b"} 1x120`}, []string{"20m to 24m: The container runtime on a does not return its list of pods"}},
 		{"an agent that is down", "UnwindOff", []string{`up{instance="a", job="unwind"} 0x120`}, nil},

@@ -161,6 +161,9 @@ func (r *reconciler) matters(path string) bool {
 //     because every ADD would fail. The runtime can then report that it has no network.
 //  5. The reconciler writes the binary, even over a newer one, and then unwind's conflist. It
 //     writes neither if the provider's file is unreadable, or if the journal needs a newer binary.
+//     But while unwind's conflist is in use, the reconciler always restores a missing binary.
+//  6. If a missing binary cannot be written, the reconciler takes unwind's conflist out of use,
+//     because every ADD would fail. Each later run tries to install both again.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if !r.alone() {
 		r.found.Store(&status{Reason: install.AnotherAgent})
@@ -206,7 +209,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		r.gone = time.Now()
 		return goneAfter
 	}
-	if err != nil && lost {
+	if err != nil && (lost || install.ReasonOf(err) == install.PluginMissing) {
 		r.removeConflist(ctx, err)
 	}
 	if r.removed() {
@@ -242,16 +245,16 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 }
 
 // status reports whether pods go through unwind. It reports a missing plugin immediately, because
-// the reconciler reinstalls the plugin only after debounce, and may fail. While the plugin is
-// missing, no pod can start, which is worse than any other state.
+// the reconciler reinstalls the plugin only after debounce, and may fail. While the plugin is missing
+// and unwind's conflist is in use, no pod can start, which is worse than any other state.
 func (r *reconciler) status() status {
 	found := r.found.Load()
 	switch {
 	case found == nil:
 		return status{Reason: install.Starting}
 	case r.PluginMissing() && !missing(r.Path()):
-		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "the agent is copying "+
-			"unwind's plugin again")}
+		return status{Reason: install.PluginMissing, why: "no pod can start: " + cmp.Or(found.why,
+			"the agent is copying unwind's plugin again")}
 	}
 	return *found
 }
@@ -351,15 +354,12 @@ func (r *reconciler) install(ctx context.Context) error {
 	if err == nil {
 		err = w.RefusedBy(r.paths)
 	}
-	if err == nil && !r.verified {
-		err = r.VerifyBinary(ctx)
-		r.verified = err == nil
+	done := &install.Changes{}
+	// even if the install is refused, no pod can start while unwind's conflist lacks the plugin
+	if err == nil || r.PluginMissing() && !missing(r.Path()) {
+		err = cmp.Or(r.installBinary(ctx, done), err)
 	}
 	if err != nil {
-		return err
-	}
-	done := &install.Changes{}
-	if err := done.Make(ctx, r.InstallBinary); err != nil {
 		return err
 	}
 	if !r.placed && r.ProgramDir != "" { // may fail: on some nodes, no such directory is writable
@@ -400,4 +400,21 @@ func (r *reconciler) install(ctx context.Context) error {
 		r.log.warnOnce("bypassed", "pods may start without part of their network", err)
 	}
 	return err
+}
+
+// installBinary installs the plugin. Its error has the reason PluginMissing if unwind's conflist
+// exists, even as taken out of use, but the plugin is missing.
+func (r *reconciler) installBinary(ctx context.Context, done *install.Changes) (err error) {
+	if !r.verified {
+		err = r.VerifyBinary(ctx)
+		r.verified = err == nil
+	}
+	if err == nil {
+		err = done.Make(ctx, r.InstallBinary)
+	}
+	if err == nil || !r.PluginMissing() || r.Entry().ChainFile == "" {
+		return err
+	}
+	return install.NewObstacle(install.PluginMissing, cmp.Or(term.HintOf(err), install.MakeRoom),
+		"unwind's plugin is missing and cannot be copied, so its conflist must not be in use: %w", err)
 }

@@ -128,6 +128,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	if problem, remedy, _ := strings.Cut(r.Skips(ours), "; "); problem != "" {
 		e.add("runtime", Failure, remedy, "%s", problem)
 	}
+	e.used = ours
 	copied := ours.Path != own.Path()
 	own.File = filepath.Base(ours.Path)
 	if sure, err := own.PassesOver(r, ours.Unwind.ChainFile); err != nil {
@@ -277,7 +278,7 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		if err != nil {
 			remedy := "install it; without it no pod can start"
 			if name == netconf.Name {
-				remedy = "run unwindctl install; until then, no pod can start"
+				remedy = install.PluginRemedy(e.used, r.BinDirs[0]) + "; until then, no pod can start"
 			}
 			e.add("plugins", Failure, remedy, "%s not found in %s", name, dirs)
 			return

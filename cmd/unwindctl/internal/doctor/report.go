@@ -99,7 +99,8 @@ type Options struct {
 type examination struct {
 	Options
 	Report
-	binPath string // the plugin directories, in CNI_PATH's format
+	binPath string            // the plugin directories, in CNI_PATH's format
+	used    *netconf.Conflist // the conflist that runs unwind, or nil
 }
 
 // Examine checks the runtime, the conflist and its chain, the plugins, the state directory, the

@@ -137,12 +137,26 @@ func (s Setup) PluginVersion(ctx context.Context) string {
 
 func (s Setup) plugin() string { return filepath.Join(s.BinDir, netconf.Name) }
 
-// PluginMissing reports whether the installed plugin is missing or not executable, so that no pod
-// can start.
+// PluginMissing reports whether the installed plugin is missing, not a regular file or not
+// executable, so that no pod can start.
 func (s Setup) PluginMissing() bool {
 	info, err := os.Stat(s.plugin())
-	return errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o111 == 0
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) ||
+		err == nil && (!info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0)
 }
+
+// PluginRemedy returns what to do if a conflist runs unwind, but the plugin is missing. install
+// refuses a wrapped conflist.
+func PluginRemedy(c *netconf.Conflist, binDir string) string {
+	if Wrapped(c) {
+		return "copy the plugin unwind into " + binDir + ", or run unwindctl unwrap --in-place " + c.Path
+	}
+	return "run unwindctl install, or unwindctl off"
+}
+
+// MakeRoom is the remedy if the plugin cannot be written.
+const MakeRoom = "make that directory writable and free space there, or set --cni-bin-dir to " +
+	"another of the runtime's plugin directories"
 
 // InstallBinary is the step that installs the plugin atomically. A running instance of the previous
 // plugin is not affected. The step returns an error if a newer release has written the journal,
@@ -167,7 +181,8 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	if err == nil { // run the plugin in the directory where the runtime will run it
 		changes = append(changes, &Change{apply: func(*Change) error {
 			if _, _, err := AskVersion(ctx, s.plugin()); err != nil {
-				return fmt.Errorf("the plugin was installed, but does not run: %s: %w", s.plugin(), err)
+				return term.WithHint("set --binary to a plugin that runs in that directory",
+					"the plugin was installed, but does not run: %s: %w", s.plugin(), err)
 			}
 			return nil
 		}})

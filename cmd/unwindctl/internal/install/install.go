@@ -112,7 +112,10 @@ func (s Setup) checkJournal() error {
 func (o Options) install(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
-	if err := done.Make(ctx, s.InstallBinary, s.switchOn); err != nil {
+	if err := done.Make(ctx, s.InstallBinary); err != nil {
+		return s.withoutPlugin(err)
+	}
+	if err := done.Make(ctx, s.switchOn); err != nil {
 		return fmt.Errorf("unwind's conflist was not written: %w", err)
 	}
 	if err := done.Make(ctx, s.WriteConflist(p)); err != nil {
@@ -145,6 +148,19 @@ func (o Options) install(
 			"installs its own version of the plugin: upgrade the agent, too\n", pid))
 	}
 	return errors.Join(err, s.checkVersion(r, p))
+}
+
+// withoutPlugin adds to an error of InstallBinary what it means for the pods of the node.
+func (s Setup) withoutPlugin(err error) error {
+	hint := cmp.Or(term.HintOf(err), MakeRoom)
+	switch {
+	case !durable.Exists(s.Path()):
+		return term.WithHint(hint, "unwind's conflist was not written: %w", err)
+	case s.PluginMissing():
+		return term.WithHint(hint+"; unwindctl off lets pods start without unwind", "the plugin was not "+
+			"installed, and unwind's conflist is in use, so no pod can start: %w", err)
+	}
+	return term.WithHint(hint, "installing the plugin failed: %w", err)
 }
 
 // checkVersion returns an error if unwind's conflist has an old cniVersion because the runtime's

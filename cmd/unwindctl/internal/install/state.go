@@ -31,7 +31,7 @@ const (
 	NoProvider      Reason = "no-provider"      // no provider's conflist exists
 	MeshInTheWay    Reason = "mesh-in-the-way"  // another program keeps changing unwind's conflist
 	CiliumExclusive Reason = "cilium-exclusive" // cilium has renamed unwind's conflist
-	PluginMissing   Reason = "plugin-missing"   // unwind's conflist exists, but the plugin does not
+	PluginMissing   Reason = "plugin-missing"   // unwind was in use, but now lacks its plugin
 	Refused         Reason = "refused"          // the install was refused, or failed
 )
 

@@ -16,6 +16,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -244,9 +245,10 @@ type Rewrite struct {
 	// Change returns nil if there is nothing to change. The list's Path is "" for the standard input.
 	// bad is the problem with unwind's own entry, or nil.
 	Change    func(list *netconf.Conflist, bad error) ([]byte, error)
-	Unchanged string // the reason why there is nothing to change
-	Changed   string // what happened to a file that was replaced
-	InPlace   bool   // replace a changed file or, if it is a link, the link's target
+	Unchanged string                  // the reason why there is nothing to change
+	Changed   string                  // what happened to a file that was replaced
+	Refuse    func(path string) error // with InPlace: why not to replace a file; may be nil
+	InPlace   bool                    // replace a changed file or, if it is a link, the link's target
 	Streams   term.Streams
 }
 
@@ -286,6 +288,11 @@ func (r Rewrite) rewrite(path, shown string, data []byte) error {
 		fmt.Fprintf(r.Streams.Err, "%s: %s; nothing to change\n", shown, r.Unchanged)
 		result = data
 	} else if r.InPlace {
+		if r.Refuse != nil {
+			if err := r.Refuse(path); err != nil {
+				return err
+			}
+		}
 		if err = replace(path, result); err == nil {
 			_, err = fmt.Fprintf(r.Streams.Out, "%s: %s\n", shown, r.Changed)
 		}
@@ -294,6 +301,43 @@ func (r Rewrite) rewrite(path, shown string, data []byte) error {
 		_, err = r.Streams.Out.Write(result)
 	}
 	return err
+}
+
+// NotUsable returns an error if no pod could start once a file is wrapped in place:
+//
+//  1. A conflist in use runs unwind with this file as its chain.
+//  2. The runtimes that use the file's directory have no plugin unwind. NotUsable queries no
+//     runtime, so it checks their usual directories, and nothing if it knows no runtime.
+func NotUsable(path string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	installed, _ := node.Installed(filepath.Dir(path))
+	for _, c := range installed {
+		if !isKept(c) && same(c.Unwind.ChainFile, path) {
+			return term.WithHint("leave the file as it is; to wrap it instead of using "+
+				filepath.Base(c.Path)+", first run unwindctl off", "%s runs unwind with this file as its "+
+				"chain, and unwind cannot run inside itself: no pod could start", c.Path)
+		}
+	}
+	runtimes, _ := node.Read("/")
+	dirs := node.BinDirs(slices.DeleteFunc(runtimes, func(r node.Runtime) bool {
+		return !same(r.ConfDir, filepath.Dir(path))
+	}))
+	if len(dirs) == 0 || slices.ContainsFunc(dirs, func(dir string) bool {
+		return !Setup{BinDir: dir}.PluginMissing()
+	}) {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return term.WithHint(fmt.Sprintf("first run cp %s %s/; if the runtime uses other plugin "+
+		"directories, omit --in-place, and replace the file with the output",
+		filepath.Join(filepath.Dir(self), netconf.Name), dirs[0]), "no plugin directory of the runtime "+
+		"(%s) contains the plugin unwind: no pod could start", term.Join(dirs))
 }
 
 // followLinks returns the path of a file after following symbolic links. Like the plugin, it

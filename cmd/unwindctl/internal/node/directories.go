@@ -126,16 +126,21 @@ func inContainer() bool {
 
 // BinPath returns the plugin directories of all runtimes, and DefaultBinDir, in CNI_PATH's format.
 func BinPath(ctx context.Context) string {
-	var dirs []string
 	found, _ := Find(ctx, "/")
-	for _, r := range append(found, Runtime{BinDirs: []string{DefaultBinDir}}) {
+	dirs := BinDirs(append(found, Runtime{BinDirs: []string{DefaultBinDir}}))
+	return strings.Join(dirs, string(filepath.ListSeparator))
+}
+
+// BinDirs returns the plugin directories of runtimes.
+func BinDirs(found []Runtime) (dirs []string) {
+	for _, r := range found {
 		for _, dir := range r.BinDirs {
 			if !slices.Contains(dirs, dir) {
 				dirs = append(dirs, dir)
 			}
 		}
 	}
-	return strings.Join(dirs, string(filepath.ListSeparator))
+	return dirs
 }
 
 // OffSuffix is the suffix that unwindctl off appends to the name of unwind's conflist, so that no
