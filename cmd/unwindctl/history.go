@@ -100,8 +100,8 @@ func (flags *historyFlags) check(args []string) error {
 		return term.Usage("--since must not be negative")
 	}
 	for _, k := range flags.kinds {
-		if !slices.Contains(eventKinds, k) {
-			return term.Usage("--kind %s: must be one of %s", k, strings.Join(eventKinds, ", "))
+		if err := term.OneOf(k, eventKinds); err != nil {
+			return term.Usage("--kind %s: %w", k, err)
 		}
 	}
 	return nil

@@ -1,8 +1,9 @@
 package main
 
 import (
-	"log/slog"
+	"cmp"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -50,11 +51,14 @@ func runCommand() *cobra.Command {
 	addInstallFlags(cmd, &options.Options)
 	addCRIFlag(cmd, &options.CRI)
 	cmd.Flags().StringVar(&options.LogFormat, "log-format", "text", "log in this `FORMAT`: text, json")
-	cmd.Flags().TextVar(&options.LogLevel, "log-level", slog.LevelInfo,
-		"log messages of at least this `LEVEL`: debug, info, warn, error")
-	cmd.Flags().Lookup("log-level").DefValue = "info"
-	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions(
-		[]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
+	levels := []string{"debug", "info", "warn", "error"}
+	cmd.Flags().Func("log-level", "log messages of at least this `LEVEL`: "+strings.Join(levels, ", "),
+		func(text string) error {
+			return cmp.Or(term.OneOf(text, levels), options.LogLevel.UnmarshalText([]byte(text)))
+		})
+	cmd.Flags().Lookup("log-level").DefValue = "info" // slog.Level's zero value
+	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions(levels,
+		cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().StringVar(&options.Listen, "listen", agent.DefaultListen,
 		"serve /metrics, /healthz and /readyz at `ADDRESS`; if empty, serve none of them")
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep every `DURATION`")

@@ -74,15 +74,25 @@ func Program(root *cobra.Command) *cobra.Command {
 		_, _ = io.WriteString(cmd.OutOrStdout(), Wrap(text, width))
 	})
 	root.SetVersionTemplate(root.Name() + " {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		var invalid *pflag.InvalidValueError
-		if errors.As(err, &invalid) && invalid.GetFlag().Value.Type() == "duration" {
-			return WithHint("a duration is a number with a unit, such as 90s, 10m or 2h, up to "+
-				"2562047h", "%w", Usage("%w", err))
-		}
-		return Usage("%w", err)
-	})
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	return root
+}
+
+// flagError returns the usage error for pflag's error about a flag.
+func flagError(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return Usage("%w", err)
+	}
+	flag, value := invalid.GetFlag(), invalid.GetValue()
+	switch flag.Value.Type() {
+	case "bool", "boolfunc":
+		return Usage("--%s=%s: must be true or false", flag.Name, value)
+	case "duration":
+		return WithHint("a duration is a number with a unit, such as 90s, 10m or 2h, up to 2562047h",
+			"%w", Usage("--%s %s: must be a duration", flag.Name, value))
+	}
+	return Usage("--%s %s: %w", flag.Name, value, invalid.Unwrap())
 }
 
 func NoArgs(cmd *cobra.Command, args []string) error {

@@ -60,10 +60,15 @@ func (o *Output) String() string { return string(o.Format) }
 func (*Output) Type() string { return "FORMAT" }
 
 func (o *Output) Set(value string) error {
-	if !slices.Contains(o.allowed, value) {
-		return fmt.Errorf("must be one of %s", strings.Join(o.allowed, ", "))
-	}
 	o.Format = Format(value)
+	return OneOf(value, o.allowed)
+}
+
+// OneOf returns an error if a flag's value is not allowed.
+func OneOf(value string, allowed []string) error {
+	if !slices.Contains(allowed, value) {
+		return fmt.Errorf("must be one of %s", strings.Join(allowed, ", "))
+	}
 	return nil
 }
 
