@@ -100,8 +100,9 @@ func ours(c change, db map[int]bool) bool {
 	return db[c.file] && (c.kind != renamed || c.folder || strings.HasPrefix(c.name+c.old, fileName))
 }
 
-// way has a byte for each pending change that can affect a journal (see ours). In the byte, a bit
-// is set for each sector that isn't lost.
+// way is one possible outcome of a power loss. It has a byte for each pending change that can affect
+// a journal (the function ours selects them). In the byte, a bit is set for each sector that isn't
+// lost.
 type way []uint8
 
 const whole = 0xff

@@ -108,7 +108,8 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	}
 }
 
-// transact runs the steps from the second on (see Store). The caller has locked the queue file.
+// transact runs a transaction. The caller has locked the queue file, which is the first step of the
+// list at Store. transact does the others.
 func (s *Store) transact(
 	ctx context.Context, queue *os.File, write bool, fn func(*Tx) error,
 ) (err error) {
@@ -280,12 +281,13 @@ func (tx *Tx) makeRoom(file *os.File) error {
 	return nil
 }
 
-// pages returns the maximum number of pages that the commit writes. bbolt writes each changed page,
-// and the pages above it, to free pages. For a changed record, it writes the record's whole leaf,
-// which is less than five times as large: bbolt splits a leaf of five records that are each larger
-// than a page, and all records of a network have about the same size. Another 12 pages are for two
-// leaves that are split or merged, the branches, the list of buckets, and the page that remains
-// free at the end. In addition, the freelist takes 8 bytes for each free page.
+// pages returns the maximum number of pages that the commit writes. bbolt never overwrites a page:
+// it copies each changed page, and the pages above it, into unused pages. For a changed record, it
+// copies the whole leaf. A leaf is less than five times as large as the record: all records of a
+// network have about the same size, and bbolt splits a leaf of five records that are each larger
+// than a page. Another 12 pages are for two leaves that are split or merged, the branches, the list
+// of buckets, and the page that remains free at the end. In addition, the freelist takes 8 bytes
+// for each free page.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

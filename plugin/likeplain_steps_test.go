@@ -144,8 +144,8 @@ var allowedDifferences = []struct {
 	{"a child that hangs", func(y *year, d difference) bool {
 		return strings.HasSuffix(d.class, " is slow") && len(y.u.budgets) > 0
 	}},
-	// CNI specification, GC: a GC reports what it could not clean up. Without unwind, a GC doesn't
-	// retry the DELs that have failed.
+	// A GC with unwind retries pending DELs, and fails if one fails: by the CNI specification, a GC
+	// reports what it could not clean up. Without unwind, a GC does not know of these DELs.
 	{"GC reports a DEL that keeps failing", func(y *year, d difference) bool {
 		for name, b := range y.net.binaries {
 			mode, gone := b.modes["DEL"], y.net.wiped || b.missing

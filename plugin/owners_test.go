@@ -60,9 +60,10 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 	n.wantClean()
 }
 
-// TestRulesOfNextOwner: after a pod is gone, its address gets a new owner. Either the network has a
-// new name, dataDir or IPAM plugin since a reboot, or another network has the same subnet, or
-// unwind was off. A sweep undoes the old pod's ADD, but firewall's rules for the new owner stay.
+// TestRulesOfNextOwner: a pod is gone but not released yet, and a new pod already has its address.
+// There are three reasons: at a reboot, the network got a new name, dataDir or IPAM plugin; another
+// network has the same subnet; or unwind was off. A sweep undoes the old pod's ADD, but firewall's
+// rules for the new pod stay.
 func TestRulesOfNextOwner(t *testing.T) {
 	elsewhere := oneOf("a new name", "a new dataDir", "a new IPAM plugin", "another network", "off")
 	each1(t, elsewhere, func(t *testing.T, from choice) {

@@ -26,8 +26,9 @@ import (
 // the STATUS. It gets:
 //
 //	arguments       the program's path, and sweepWord
-//	stdin           the configuration of the STATUS (not an argument, which every user could read),
-//	                in sealed memory, which shows sweepBehind that a STATUS started the process
+//	stdin           the configuration of the STATUS, in a sealed memfd. The seal proves to the
+//	                function sweepBehind that a STATUS started the process. Every user could read an
+//	                argument
 //	stdout, stderr  /dev/null, because the runtime waits until nobody has its pipes open
 //	descriptors     no others
 //	environment     the environment of the STATUS, without CNI_COMMAND

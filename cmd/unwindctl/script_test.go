@@ -321,8 +321,9 @@ func (n *machine) addAll(pods []string) (ids []string) {
 	return ids
 }
 
-// cri implements the command "cri". With the ID "many", the list contains about 8 MB of
-// annotations, twice grpc's default limit for a message.
+// cri implements the command "cri ID…": it starts a fake runtime that lists pods with these IDs, and
+// returns its socket. With the ID "many", the list also contains about 8 MB of annotations, twice
+// grpc's default limit for a message. With the ID "silent", the runtime never responds.
 func (n *scripted) cri(ids []string) (socket string) {
 	if slices.Contains(ids, "silent") {
 		socket, _ = nodetest.Listen(n)

@@ -291,7 +291,8 @@ func (m *protocol) end(s *state, p int) {
 	s.p[p] = process{}
 }
 
-// forgets drops the newest record, which exists only in the memory of an ADD or a sweep.
+// forgets models the death of an ADD or a sweep that could not write its record to the journal: the
+// newest record existed only in its memory, and is lost.
 func (c *sandboxed) forgets() { c.r[0], c.r[1], c.bare = c.r[1], record{}, true }
 
 // delegate returns the delegate call that a process is running.

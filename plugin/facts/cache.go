@@ -146,9 +146,9 @@ func (c Cached) netNSThere() bool {
 	return c.NetNS == "" || !IsNoNetNS(ns.IsNSorErr(c.NetNS))
 }
 
-// Later reports whether an ADD that is not in the journal added the attachment again, because
-// unwind was off or the journal could not be written. If so, unwind leaves both ADDs to the
-// runtime's DEL: plugins find resources by container ID, so the DELs of the recorded ADD would also
+// Later reports whether the attachment was added again by an ADD that the journal lacks. It lacks
+// an ADD if unwind was off, or could not write the journal. In this case, unwind leaves both ADDs
+// to the runtime's DEL: plugins find resources by container ID, so the DELs of the recorded ADD would also
 // release the resources of the later ADD. The evidence is an interface (see CachedInterface) in a
 // namespace that belongs to no record and is not the host's.
 func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {

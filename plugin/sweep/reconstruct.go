@@ -167,8 +167,9 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 	}
 	e.Steps = o.chain.Steps(&conf)
 	if o.cached == nil {
-		// Only this sweep runs the DELs, and onePort is made up. So no DEL may wait for a later DEL. A
-		// DEL waits for no plugin whose ADD failed (see decide.Reserved), so mark each ADD as failed.
+		// No DEL may wait for a later plugin's DEL here: no later sweep runs these DELs, and onePort is
+		// no port mapping that exists. A DEL does not wait for a plugin whose ADD failed (see
+		// decide.Reserved), so mark each ADD as failed.
 		for i := range e.Steps {
 			e.Steps[i].ADD = journal.AddFailed
 		}

@@ -149,8 +149,8 @@ func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 }
 
 // noteEnd stores the time at which a sweep of all networks ended. It does so at most once a minute,
-// because a STATUS comes every few seconds. A sweep that can judge nothing in the journal, as in a
-// container, does not count.
+// because a STATUS comes every few seconds. It stores no time for a sweep that could not judge any
+// attachment in the journal, for example because the sweep ran in a container.
 func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 	unknown, judged := false, false
 	for _, f := range findings {

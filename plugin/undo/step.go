@@ -186,9 +186,9 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	return f
 }
 
-// sent returns the runtime arguments that came with the runtime's DEL, or nil in any other mode.
-// The record contains the arguments of its own ADD, and those of any other verb are not for that
-// ADD.
+// sent returns the runtime arguments that came with the runtime's DEL of this attachment, or nil in
+// a mode other than Requested: the runtime's verb is then not a DEL of the recorded ADD, or the
+// record already contains its arguments.
 func (u *undoing) sent() map[string]json.RawMessage {
 	if u.Mode != Requested {
 		return nil

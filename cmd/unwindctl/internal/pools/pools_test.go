@@ -14,7 +14,8 @@ import (
 )
 
 // TestNerdctlsNetworks: Read finds the pools of nerdctl's own networks in the directories of
-// nerdctl's namespaces. It ignores a directory from which libcni adds plugins to a list.
+// nerdctl's namespaces. It ignores a directory that is named after a network: from there, libcni
+// adds plugins to the network's conflist.
 func TestNerdctlsNetworks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
