@@ -148,9 +148,9 @@ func (c Cached) netNSThere() bool {
 
 // Later reports whether the attachment was added again by an ADD that the journal lacks. It lacks
 // an ADD if unwind was off, or could not write the journal. In this case, unwind leaves both ADDs
-// to the runtime's DEL: plugins find resources by container ID, so the DELs of the recorded ADD would also
-// release the resources of the later ADD. The evidence is an interface (see CachedInterface) in a
-// namespace that belongs to no record and is not the host's.
+// to the runtime's DEL: plugins find resources by container ID, so the DELs of the recorded ADD
+// would also release the resources of the later ADD. The evidence is an interface (see
+// CachedInterface) in a namespace that belongs to no record and is not the host's.
 func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 	seen, err := n.CachedInterface(e.Key)
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {
