@@ -30,7 +30,8 @@ import (
 )
 
 // The time limits of a CRI query. The commands "sweep", "install" and "on" use ActTimeout, and most
-// other commands LookTimeout. These three wait longer for a busy runtime: without the list of pods, a sweep releases less, and without the runtime's directories, an install fails.
+// other commands LookTimeout. These three wait longer for a busy runtime: without the list of pods,
+// a sweep releases less, and without the runtime's directories, an install fails.
 const (
 	LookTimeout = 2 * time.Second
 	ActTimeout  = 10 * time.Second
