@@ -154,8 +154,8 @@ func pluginMissing(confDir, path string) error {
 		c, _ := netconf.ReadConflist(first)
 		if _, err := netconf.FindPlugin(netconf.Name, path); c != nil && c.Unwind != nil && err != nil {
 			binDir, _, _ := strings.Cut(path, string(filepath.ListSeparator))
-			return term.WithHint(install.PluginRemedy(c, binDir), "no pod can start: %s needs a plugin that is "+
-				"missing: %w", first, err)
+			return term.WithHint(install.PluginRemedy(c, binDir), "no pod can start: %s needs a plugin "+
+				"that is missing: %w", first, err)
 		}
 	}
 	return nil

@@ -245,8 +245,8 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 }
 
 // status reports whether pods go through unwind. It reports a missing plugin immediately, because
-// the reconciler reinstalls the plugin only after debounce, and may fail. While the plugin is missing
-// and unwind's conflist is in use, no pod can start, which is worse than any other state.
+// the reconciler reinstalls the plugin only after debounce, and may fail. While the plugin is
+// missing and unwind's conflist is in use, no pod can start, which is worse than any other state.
 func (r *reconciler) status() status {
 	found := r.found.Load()
 	switch {

@@ -231,8 +231,8 @@ func (e *examination) entry(
 			"sweepOnStatus is false: STATUS releases nothing")
 	}
 	if grace := c.Unwind.GracePeriod; grace < time.Minute {
-		e.add("configuration", Warning, "set gracePeriod to at least 1m", "%s: gracePeriod is %s: GC may "+
-			"release a pod that has just started and is not on the runtime's list yet", c.Path, grace)
+		e.add("configuration", Warning, "set gracePeriod to at least 1m", "%s: gracePeriod is %s: GC "+
+			"may release a pod that has just started and is not on the runtime's list yet", c.Path, grace)
 	}
 	if limit := c.Unwind.DelegateTimeout; limit > 0 && limit < time.Second {
 		e.add("configuration", Warning, "raise or remove delegateTimeout", "%s: delegateTimeout is %s: "+
