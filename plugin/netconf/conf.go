@@ -260,15 +260,17 @@ func notDuration(s string) error {
 		}
 		return r
 	}, s)
-	_, err := time.ParseDuration(zeros)
-	_, errWithUnit := time.ParseDuration(zeros + "s")
+	parses := func(s string) bool {
+		_, err := time.ParseDuration(s)
+		return err == nil
+	}
 	why := `has no unit; write, for example, "30s" or "10m"`
 	switch {
-	case err == nil && strings.HasPrefix(s, "-"):
+	case parses(zeros) && strings.HasPrefix(s, "-"):
 		why = "is negative"
-	case err == nil:
+	case parses(zeros):
 		why = "is too long; write at most 2562047h"
-	case errWithUnit != nil:
+	case !parses(zeros + "s"):
 		return nil
 	}
 	return fmt.Errorf("%q %s", Shorten(s, 40), why)
