@@ -196,12 +196,12 @@ func TestRuleOfKilledADD(t *testing.T) {
 	ends := oneOf("crash-effect", "hang-effect")
 	each1(t, ends, func(t *testing.T, end choice) {
 		n := newNode(t)
-		n.conf["delegateTimeout"] = "1s"
+		n.conf["delegateTimeout"] = "10s"
 		n.chain(single, p1.rules(), p2)
 		n.plan(p1.ADD(end.name))
 		text := "netplugin failed"
 		if end.is("hang-effect") {
-			text = "killed: delegateTimeout (1s) has passed"
+			text = "killed: delegateTimeout (10s) has passed"
 		}
 		n.wantError(n.pod("a").tryAdd(), `plugin type="faulty" failed (add): `+text)
 		n.wantCalls("ADD p0", "ADD p1", "DEL p1", "DEL p0")
