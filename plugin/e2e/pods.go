@@ -109,9 +109,10 @@ func (w *Worker) Pods(prefix string) (pods []KubePod) {
 }
 
 // AwaitPods waits until exactly count pods exist and all are ready, and returns how long that took.
-// It returns an error if no number changes for the given time: of pods, of ready pods, or of the
-// resources of containers on the node. Under load, all DELs of a node make progress together: each
-// iptables that exits waits for the kernel's nf_tables lock. So for minutes, no pod may be gone.
+// It returns an error if none of these numbers changes for the given time: the pods, the ready pods,
+// and the containers' resources on the node (see Left). Under load, all DELs of a node progress
+// together, because each iptables that exits waits for the kernel's nf_tables lock. So for minutes,
+// it may be that no pod has gone.
 func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took time.Duration, err error) {
 	w.Helper()
 	begin := time.Now()

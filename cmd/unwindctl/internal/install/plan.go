@@ -217,19 +217,21 @@ func (s Setup) Without(r node.Runtime) string {
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)
-	if first != "" && first != named && durable.Exists(named) && filepath.Dir(named) == s.ConfDir &&
-		!byName(r, first, named) {
-		return ""
+	if first == "" || first == named || !durable.Exists(named) || filepath.Dir(named) != s.ConfDir {
+		return named
 	}
-	return named
+	taken, _ := netconf.ReadConflist(first)
+	chain, _ := netconf.ReadConflist(named)
+	if byName(r, taken, chain) {
+		return named
+	}
+	return ""
 }
 
-// byName reports whether two files are for different networks, and containers may select one of
-// them by its name.
-func byName(r node.Runtime, one, other string) bool {
-	a, _ := netconf.ReadConflist(one)
-	b, _ := netconf.ReadConflist(other)
-	return r.ByName() && a != nil && b != nil && a.Name != b.Name
+// byName reports whether two conflists are for different networks, and containers may select one of
+// them by its name. Either conflist may be nil.
+func byName(r node.Runtime, one, other *netconf.Conflist) bool {
+	return r.ByName() && one != nil && other != nil && one.Name != other.Name
 }
 
 // PassesOver returns an error if chainFile is not the file that the runtime would use without
@@ -245,7 +247,7 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) (sure bool, err erro
 	}
 	hint := "to use the file that the runtime would use, run unwindctl install (or the agent) " +
 		"without --provider-conf"
-	if byName(r, first, chainFile) {
+	if byName(r, taken, chain) {
 		return false, term.WithHint("if containers select their networks by name, as with nerdctl, "+
 			"podman and Nomad, nothing is wrong; otherwise, "+hint, "unwind runs the network %s of %s; "+
 			"without unwind, a CRI runtime would use %s of %s", chain.Name, chainFile, taken.Name, first)
