@@ -289,14 +289,11 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.record.Steps = a.record.Steps[:a.started]
 	reason.Text += ": " + f.Plugin + ": " + said
 	request := undo.Request{Record: a.record, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
-	event, result := record.EventOf(journal.RolledBack, a.record), "complete"
+	event := record.EventOf(journal.RolledBack, a.record)
 	_, _, err := a.Undo(ctx, request, reason)
 	lost := cmp.Or(err, a.Node.Journal.Lost)
-	if len(a.record.Steps) > 0 {
-		result = "pending"
-	}
 	event.Reason, event.Plugins = said, []string{f.Plugin}
-	a.Node.Journal.Event(event, record.CountRollbacks, f.Plugin, result)
+	a.Node.Journal.Event(event, record.CountRollbacks, f.Plugin, record.ResultOf(a.record))
 	if lost != nil {
 		a.log.Error("cannot write the journal after a failed ADD", "err", lost, "pending",
 			strings.Join(undo.PendingSteps(a.record), ", "))

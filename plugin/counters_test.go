@@ -289,6 +289,23 @@ func TestNotes(t *testing.T) {
 			n.plan()
 			n.sweep()
 		}, []string{waits, netnsGone}, []string{"swept netns-gone 1"}},
+		{"ADD killed by the runtime, which then sends DEL", func(n *node, a *pod) {
+			n.plan(pooled.ADD("kill-parent"))
+			n.wantError(a.tryAdd())
+			a.del()
+		}, []string{"rolled-back a [] [faulty]: " + "the ADD was killed"}, []string{"rollbacks faulty complete 1"}},
+		{"ADD killed after the first result", func(n *node, a *pod) {
+			n.plan(p1.ADD("kill-parent"), p1.DEL("fail"))
+			n.wantError(a.tryAdd())
+			n.wantError(a.tryDel())
+			n.plan()
+			a.del()
+		}, []string{"rolled-back a [IP2] [faulty]: " + "the ADD was killed"}, []string{"rollbacks faulty pending 1"}},
+		{"a plugin is missing", func(n *node, a *pod) {
+			n.chain(pooled, p1, named("gone"))
+			n.wantError(a.tryAdd())
+			a.del()
+		}, []string{"rolled-back a [] [gone]: "}, []string{"rollbacks gone complete 1"}},
 		{"namespace gone, found by STATUS", func(n *node, a *pod) {
 			a.add()
 			a.dropNetNS()

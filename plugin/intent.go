@@ -16,6 +16,7 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/undo"
 )
 
@@ -63,10 +64,12 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// refuse records in the history that an ADD could not start its chain, and returns the error.
+// refuse records in the history that an ADD could not start its chain, and returns the error. The
+// counter names the first missing plugin, or unwind if the chain cannot be read.
 func (a *adding) refuse(err *types.Error, plugins ...string) error {
-	a.Node.Journal.Event(journal.Event{Key: a.Verb.Key, Kind: journal.RolledBack, Reason: err.Msg,
-		Pod: netconf.PodOf(a.args.Args), Plugins: plugins})
+	event := journal.Event{Key: a.Verb.Key, Kind: journal.RolledBack, Reason: err.Msg,
+		Pod: netconf.PodOf(a.args.Args), Plugins: plugins}
+	a.Node.Journal.Event(event, record.CountRollbacks, append(plugins, netconf.Name)[0], "complete")
 	return err
 }
 

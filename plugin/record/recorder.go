@@ -89,6 +89,14 @@ const (
 	CountDegraded   = "degraded"            // verb; reason (see trouble)
 )
 
+// ResultOf returns the second label of CountRollbacks for an ADD that was undone as far as possible.
+func ResultOf(e *journal.Record) string {
+	if len(e.Steps) > 0 {
+		return "pending"
+	}
+	return "complete"
+}
+
 // trouble returns one word for the cause of a journal failure.
 func trouble(err error) string {
 	for _, t := range []struct {

@@ -60,6 +60,10 @@ func (w *Worker) Undo(
 	ctx context.Context, request Request, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {
 	e, foreign := request.Record, reason.Is(decide.OtherMachine)
+	var cutOff string // the first plugin whose ADD may have been cut off
+	if steps := w.cutOff(e, request.Mode); len(steps) > 0 {
+		cutOff = steps[0].Type
+	}
 	if foreign {
 		if err := purge(ctx, e); err != nil {
 			return nil, 0, err
@@ -93,6 +97,10 @@ func (w *Worker) Undo(
 		w.Node.Journal.Event(event)
 	case !request.Mode.ofVerb() && len(e.Steps) == 0 || foreign:
 		w.Node.Journal.Event(event, record.CountSwept, reason.Label())
+	case request.Mode == Requested && cutOff != "" && w.Node.SameBoot(e) == decide.True:
+		event.Kind, event.Plugins = journal.RolledBack, []string{cutOff}
+		event.Reason = "the ADD was killed while this plugin, or one after it, was running"
+		w.Node.Journal.Event(event, record.CountRollbacks, cutOff, record.ResultOf(e))
 	}
 	w.Node.Journal.Flush()
 	return failures, ran, nil
@@ -116,16 +124,12 @@ func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) 
 		unwritten = unwritten || mode != Requested ||
 			e.Number == 0 && (e.Got.Result != nil || len(e.Got.Claims) > 0)
 	}
+	Interrupted(w.cutOff(e, mode))
 	switch e.State {
 	case journal.Adding:
 		e.State = journal.RollingBack
-		Interrupted(e.Steps)
 	case journal.Live:
 		e.State = journal.Deleting
-		// the first result makes a record live, but the later delegates' ADDs may have been cut off
-		if mode == Requested && w.Verb.Conf.NeverAdded() {
-			Interrupted(e.Steps[min(1, len(e.Steps)):])
-		}
 	}
 	// a recorded text for the same reason stays, because it may contain more details
 	if e.Reason == "" || !decide.Recorded(e.Cause, e.Reason).Is(reason) {
@@ -133,6 +137,20 @@ func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) 
 	}
 	e.Cause = reason.Code
 	return unwritten
+}
+
+// cutOff returns the steps of an ADD that was killed whose own ADDs may have been cut off. The first
+// result makes a record live. So a live record was cut off later if the runtime has no ADD result.
+func (w *Worker) cutOff(e *journal.Record, mode Mode) []journal.Step {
+	switch {
+	case mode == Rollback:
+		return nil
+	case e.State == journal.Adding:
+		return e.Steps
+	case e.State == journal.Live && mode == Requested && w.Verb.Conf.NeverAdded():
+		return e.Steps[min(1, len(e.Steps)):]
+	}
+	return nil
 }
 
 // Finish writes a record after a pass, or deletes it if no DEL is pending. Before it deletes a
