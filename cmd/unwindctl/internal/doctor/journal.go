@@ -57,10 +57,11 @@ func (e *examination) damaged(all []error) {
 	}
 }
 
-// degraded reports ADDs and DELs that continued without the journal, by verb and reason.
+// degraded reports ADDs and DELs that continued without the journal in the last day, by verb and
+// reason.
 func (e *examination) degraded(found *inspect.Report) {
 	for _, c := range found.Counters {
-		if c.Name != record.CountDegraded || len(c.Labels) != 2 {
+		if c.Name != record.CountDegraded || len(c.Labels) != 2 || time.Since(c.Last) > lately {
 			continue
 		}
 		e.add("journal", Warning, "unwind's log (logFile, or else the runtime's log) shows each error",
@@ -69,13 +70,20 @@ func (e *examination) degraded(found *inspect.Report) {
 	}
 }
 
+// doctor reports dropped DELs, and operations without the journal, for this long.
+const lately = 24 * time.Hour
+
 // sweptLately is the age from which doctor reports the last sweep as too old.
 const sweptLately = 10 * time.Minute
 
 func (e *examination) lastSweep(s *inspect.Report) {
 	remedy := node.Timer + ", or run the agent (unwindctl run)"
+	if install.AgentProcess(e.StateDir) != "" {
+		remedy = "the agent's log explains why its sweeps do not finish"
+	}
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
 	switch age := term.Ago(s.LastSweep); {
+	case e.observe: // no sweep is expected
 	case s.LastSweep.IsZero() && slices.ContainsFunc(s.Attachments, old):
 		e.add("sweep", Warning, remedy, "no sweep has finished yet")
 	case s.LastSweep.IsZero():
@@ -121,7 +129,7 @@ func (e *examination) rollbacks(events []journal.Event) {
 
 func (e *examination) attachments(found *inspect.Report) {
 	var long, held, gone, adding []string
-	removed := e.removed(found.Findings)
+	left := map[string]int{} // the number of DELs of each plugin that has left the chain
 	for _, a := range found.Attachments {
 		key, age := a.Key.String(), time.Since(a.Since)
 		if a.Busy() && decide.KeepsContainer(a.State) && age > addingLong {
@@ -132,19 +140,24 @@ func (e *examination) attachments(found *inspect.Report) {
 				adding = append(adding, key)
 			}
 		}
+		for _, step := range a.Steps {
+			if step.LeftChain {
+				left[step.Plugin]++
+			}
+		}
 		if !a.PendingDEL() || age <= pendingLong {
 			continue
 		}
 		if a.HasStep(journal.ForRules) {
 			held = append(held, key)
 		}
-		if !a.HasStep(journal.RunNow, journal.ForBackoff) {
+		if !slices.ContainsFunc(a.Steps, inspect.Step.Due) {
 			continue
 		}
 		long = append(long, key)
 		for _, step := range a.Steps {
 			_, err := netconf.FindPlugin(step.Plugin, e.binPath)
-			if err != nil && !removed[key+" "+step.Plugin] {
+			if err != nil && !step.LeftChain {
 				gone = append(gone, step.Plugin+" of "+key)
 			}
 		}
@@ -159,6 +172,11 @@ func (e *examination) attachments(found *inspect.Report) {
 		e.add("attachments", Warning, "unwindctl show "+long[0]+" explains why",
 			"%s pending DELs for more than 15m: %s",
 			term.Plural(len(long), "attachment has had", "attachments have had"), some(long))
+	}
+	for _, plugin := range slices.Sorted(maps.Keys(left)) {
+		e.add("attachments", OK, "", "plugin %s has left the chain with %s pending. You need not "+
+			"act: pods terminate without an error, and unwind drops each of these DELs once it has "+
+			"failed for about a day", plugin, term.Plural(left[plugin], "DEL", "DELs"))
 	}
 	if len(gone) > 0 {
 		e.add("attachments", Warning, "reinstall these plugins; new pods need them too",
@@ -205,29 +223,9 @@ func addProcesses(k journal.Key) (processes []string) {
 	return processes
 }
 
-// removed reports the pending DELs of plugins that have left the chain, and returns them as
-// "ATTACHMENT PLUGIN". Nobody needs to act: the runtime gets no error, and unwind drops these DELs
-// after about a day.
-func (e *examination) removed(findings []sweep.Finding) map[string]bool {
-	all, pods := map[string]bool{}, map[string]int{}
-	for _, f := range findings {
-		for _, plugin := range f.Removed {
-			all[f.Key.String()+" "+plugin] = true
-			pods[plugin]++
-		}
-	}
-	for _, plugin := range slices.Sorted(maps.Keys(pods)) {
-		e.add("attachments", OK, "", "plugin %s has left the chain with %s pending. You need not "+
-			"act: pods terminate without an error, and unwind drops each of these DELs once it has "+
-			"failed for about a day",
-			plugin, term.Plural(pods[plugin], "DEL", "DELs"))
-	}
-	return all
-}
-
 // dropped reports the DELs that were dropped in the last day, by plugin.
 func (e *examination) dropped(events []journal.Event) {
-	count, last := countEvents(events, journal.Dropped, 24*time.Hour)
+	count, last := countEvents(events, journal.Dropped, lately)
 	for _, of := range slices.Sorted(maps.Keys(count)) {
 		e.add("attachments", Warning, "check what the plugin may have left behind; unwindctl history "+
 			"--kind dropped -o wide lists the DELs", "unwind dropped %s of plugin %s in the last day; last "+

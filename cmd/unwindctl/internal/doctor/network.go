@@ -224,10 +224,13 @@ func (e *examination) entry(
 	case c.Unwind.DisableGC:
 		e.add("configuration", OK, "", "disableGC is set in unwind's entry: unwind does nothing on GC")
 	}
-	if !c.Unwind.SweepOnStatus {
+	switch e.observe = c.Unwind.Observes(); {
+	case e.observe:
+		e.add("configuration", OK, "", "unwind only observes (--observe): it undoes failed ADDs, but "+
+			"sweeps release nothing")
+	case !c.Unwind.SweepOnStatus:
 		e.add("configuration", Warning,
-			"start the agent without --observe; without an agent, remove sweepOnStatus from unwind's "+
-				"entry, or run unwindctl sweep from a timer",
+			"remove sweepOnStatus from unwind's entry, or run unwindctl sweep from a timer",
 			"sweepOnStatus is false: STATUS releases nothing")
 	}
 	if grace := c.Unwind.GracePeriod; grace < time.Minute {

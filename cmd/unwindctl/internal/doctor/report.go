@@ -101,6 +101,7 @@ type examination struct {
 	Report
 	binPath string            // the plugin directories, in CNI_PATH's format
 	used    *netconf.Conflist // the conflist that runs unwind, or nil
+	observe bool              // unwind's entry forbids every sweep
 }
 
 // Examine checks the runtime, the conflist and its chain, the plugins, the state directory, the
@@ -148,6 +149,17 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 		e.journal(found)
 	}
 	e.pools(found)
-	slices.SortStableFunc(e.checks, func(a, b check) int { return int(b.Severity - a.Severity) })
+	slices.SortStableFunc(e.checks, func(a, b check) int {
+		if by := int(b.Severity - a.Severity); by != 0 || a.What == b.What {
+			return by
+		}
+		switch "pods" { // failing ADDs are acute, so -o line prints them before other warnings
+		case a.What:
+			return -1
+		case b.What:
+			return 1
+		}
+		return 0
+	})
 	return &e.Report, nil
 }

@@ -52,9 +52,15 @@ type Step struct {
 	Code   uint   `json:"code,omitempty"`      // the error's code
 	// WaitsFor says what the DEL waits for (see journal.Why). It is absent if the DEL does not wait.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
+	// LeftChain is set if the plugin has left the network's chain. Nobody needs to act then: the
+	// runtime gets no error, and unwind drops the DEL after it has failed for about a day.
+	LeftChain bool `json:"leftChain,omitempty"`
 
 	of journal.Step
 }
+
+// Due reports whether the DEL waits for nothing but a retry, and its plugin is still in the chain.
+func (s Step) Due() bool { return !s.WaitsFor.Blocked() && !s.LeftChain }
 
 // PendingDEL reports whether the attachment has pending DELs, according to the journal's state.
 func (a *Attachment) PendingDEL() bool {
@@ -154,6 +160,9 @@ func judged(e *journal.Record, f *sweep.Finding) Attachment {
 	a := describe(e)
 	a.finding, a.Verdict, a.Why = f, f.Verdict, term.OneLine(whyOf(f))
 	a.Status = status(a.State, f.Judgment)
+	for i := range a.Steps {
+		a.Steps[i].LeftChain = slices.Contains(f.Removed, a.Steps[i].Plugin)
+	}
 	if a.PendingDEL() && f.Verdict == decide.Dead && a.Reason != "" {
 		a.Why = term.OneLine(a.Reason) // the record's reason may contain more details
 	}

@@ -214,7 +214,14 @@ func (r *Report) summary(a *Attachment) []string {
 		if slices.ContainsFunc(a.Steps, func(s Step) bool { return !s.WaitsFor.Blocked() }) {
 			lines = append(lines, "To run the pending DELs now, run unwindctl sweep "+a.Key.String())
 		}
-		if slices.ContainsFunc(a.Steps, func(s Step) bool { return decide.Failing(&s.of) }) {
+		for _, s := range a.Steps {
+			if s.LeftChain {
+				lines = append(lines, "Plugin "+s.Plugin+" has left the chain: its DEL delays no pod, and "+
+					"unwind drops it once it has failed for about a day.")
+			}
+		}
+		fails := func(s Step) bool { return !s.LeftChain && decide.Failing(&s.of) }
+		if slices.ContainsFunc(a.Steps, fails) {
 			lines = append(lines, "If a DEL can never succeed, for example because the plugin is gone for "+
 				"good, run unwindctl forget "+a.Key.String())
 		}

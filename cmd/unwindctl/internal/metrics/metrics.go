@@ -56,7 +56,8 @@ var helps = map[string][]string{
 		"unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest DEL in " +
-		"unwind_pending_deletes became pending; absent if there is none."},
+		"unwind_pending_deletes became pending, without DELs of plugins that have left the chain; " +
+		"absent if there is none."},
 	"rollbacks_total": {"Rolled-back ADDs, by the plugin that failed; the label " +
 		"\"result\" is pending if DELs remain, else complete.", "plugin", "result"},
 	"swept_attachments_total": {"Attachments released without a DEL from the runtime.", "reason"},
@@ -149,7 +150,7 @@ func (c *collection) collectAttachments() {
 				counts[count{"waiting_deletes", a.Network, step.Plugin, string(step.WaitsFor)}]++
 				continue
 			}
-			pending = true
+			pending = pending || step.Due()
 			counts[count{"pending_deletes", a.Network, step.Plugin, ""}]++
 		}
 		if since := float64(a.Since.Unix()); pending && (oldest == 0 || since < oldest) {
