@@ -288,9 +288,7 @@ func (p *pod) askBy(verb, command string) {
 // process has ended.
 func (p *pod) enterHeadless() {
 	p.Helper()
-	self, err := os.Executable()
-	must(p, err)
-	cmd := exec.Command("nsenter", "--net="+p.NetNS, self)
+	cmd := exec.Command("nsenter", "--net="+p.NetNS, fmt.Sprintf("/proc/%d/exe", os.Getpid()))
 	cmd.Env = append(os.Environ(), headlessEnv+"=1")
 	p.spawn(cmd)
 	eventually(p, "the first thread gone", func() bool { return ended(cmd.Process) })

@@ -337,7 +337,11 @@ func (e *examination) directory(found *inspect.Report) bool {
 // files examines the files in the state directory, and its disk.
 func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Mode&0o077 != 0 && info.IsDir() {
-		e.add("journal", Failure, "if only unwind uses it, run chmod 0700 "+e.StateDir+"; otherwise, "+
+		severity := Warning
+		if st.Mode&0o022 != 0 { // the plugin refuses such a directory
+			severity = Failure
+		}
+		e.add("journal", severity, "if only unwind uses it, run chmod 0700 "+e.StateDir+"; otherwise, "+
 			"install with another --state-dir",
 			"%s has mode %04o: other users can access it", e.StateDir, st.Mode&0o7777)
 	}

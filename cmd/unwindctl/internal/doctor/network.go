@@ -303,7 +303,7 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 				"the copies on this node)"
 			if pid := install.AgentProcess(e.StateDir); pid != "" {
 				remedy = fmt.Sprintf("upgrade the agent (process %s), which installs its own version of the "+
-					"plugin", pid)
+					"plugin; if it is new already, its log explains why it has not", pid)
 			}
 			e.add("plugins", Warning, remedy,
 				"%s is from a different release (%s) than this unwindctl (%s)", path, term.OrDash(e.plugin),
