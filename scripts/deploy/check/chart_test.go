@@ -212,7 +212,8 @@ func TestChartEverything(t *testing.T) {
 }
 
 // TestChartNames: two releases share no object, and "kubectl unwind" finds the agents of both by
-// their labels. By default, nodes never pull an image with a bare name, such as "unwind".
+// their labels. The image's tag is the chart's version of unwind, unless image.tag is set. By default,
+// nodes never pull an image with a bare name, such as "unwind".
 func TestChartNames(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
@@ -243,6 +244,17 @@ func TestChartNames(t *testing.T) {
 	}
 	for name, object := range installed(t, map[string]any{"fullnameOverride": "other"}) {
 		equal(t, name, "other", object.(meta.Object).GetName())
+	}
+	for tag, want := range map[string]string{"": "unwind:v9", "v8": "unwind:v8"} {
+		chart := load(t)
+		chart.Metadata.AppVersion = "v9"
+		values := map[string]any{"image": map[string]any{"tag": tag}}
+		equal(t, "tag "+tag, want, agent(objects(t, manifests(t, chart, values))).Image)
+		files, err := render(chart, "unwind", "net", values)
+		must(t, err)
+		if notes := files["unwind/templates/NOTES.txt"]; !strings.Contains(notes, "agents of "+want+" start") {
+			t.Errorf("tag %s: the notes lack %s:\n%s", tag, want, notes)
+		}
 	}
 	for repository, want := range map[string]core.PullPolicy{"unwind": "Never", "docker.io/library/unwind": "Never", "a/unwind": "", "reg:5000/unwind": ""} {
 		all := installed(t, map[string]any{"image": map[string]any{"repository": repository}})
