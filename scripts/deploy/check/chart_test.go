@@ -303,6 +303,25 @@ func TestChartNotes(t *testing.T) {
 	}
 }
 
+// TestChartOff: with unwindOff, a rollout replaces all agents at the same time, so that a node that
+// is down cannot stop it. A strategy other than RollingUpdate stays.
+func TestChartOff(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ values, want string }{
+		{"{}", "{type: RollingUpdate, rollingUpdate: {maxUnavailable: 1%}}"},
+		{"{unwindOff: true}", "{type: RollingUpdate, rollingUpdate: {maxUnavailable: 100%}}"},
+		{"{unwindOff: true, updateStrategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}}",
+			"{type: RollingUpdate, rollingUpdate: {maxUnavailable: 100%}}"},
+		{"{unwindOff: true, updateStrategy: {type: OnDelete, rollingUpdate: null}}", "{type: OnDelete}"},
+	} {
+		var values map[string]any
+		var want apps.DaemonSetUpdateStrategy
+		must(t, yaml.Unmarshal([]byte(tt.values), &values))
+		must(t, yaml.Unmarshal([]byte(tt.want), &want))
+		equal(t, tt.values, want, the[*apps.DaemonSet](installed(t, values)).Spec.UpdateStrategy)
+	}
+}
+
 // TestChartObserves: for agents that only observe, the chart omits the alert UnwindSweepStale.
 func TestChartObserves(t *testing.T) {
 	t.Parallel()
