@@ -290,15 +290,33 @@ func TestChartListen(t *testing.T) {
 }
 
 // TestChartNotes: the notes explain what stays after `helm uninstall`, with commands that name the
-// release and its namespace.
+// release and its namespace, and what stops a rollout. With unwindOff or observe, they say more.
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
-	text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "unwindOff": true})
-	must(t, err)
-	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind exec -n net -- uninstall  ", "stays in /state",
-		"(unwindOff: true)"} {
-		if !strings.Contains(string(text["unwind/templates/NOTES.txt"]), want) {
-			t.Errorf("the notes lack %q:\n%s", want, text["unwind/templates/NOTES.txt"])
+	always := []string{"rollout status ds/prod-unwind", "kubectl unwind exec -n net -- uninstall  ", "stays in /state"}
+	const down, join, off = "can stop the rollout", "set unwindOff: true", "(unwindOff: true)"
+	const sweeps, none = "Then only the runtime triggers sweeps", "set observe to false"
+	for _, tt := range []struct {
+		off, observe bool
+		want, not    []string
+	}{
+		{false, false, []string{down, join, sweeps}, []string{off, none}},
+		{true, false, []string{off, "kubectl unwind exec -n net --keep-going -- off", sweeps}, []string{down, join, none}},
+		{false, true, []string{down, join, none}, []string{off, sweeps}},
+	} {
+		text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"},
+			"unwindOff": tt.off, "observe": tt.observe})
+		must(t, err)
+		notes := text["unwind/templates/NOTES.txt"]
+		for _, want := range append(tt.want, always...) {
+			if !strings.Contains(notes, want) {
+				t.Errorf("the notes lack %q:\n%s", want, notes)
+			}
+		}
+		for _, not := range tt.not {
+			if strings.Contains(notes, not) {
+				t.Errorf("the notes contain %q:\n%s", not, notes)
+			}
 		}
 	}
 }
