@@ -130,18 +130,18 @@ func TestAlerts(t *testing.T) {
 			`unwind_status{instance="a", state="no-provider"} 0x9 1x20 0x89`,
 			`unwind_status{instance="a", state="refused"} 0x30 1x29 0x59`,
 			`unwind_status{instance="b", state="on"} 1x120`,
-		}, []string{"25m to 60m: unwind is not in use on a"}},
+		}, []string{"25m to 60m: unwind may not be in use on a"}},
 		{"off, with a series only for the current state", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 1x9 stale`,
 			`unwind_status{instance="a", state="off"} _x10 1x109`,
-		}, []string{"25m to 120m: unwind is not in use on a"}},
+		}, []string{"25m to 120m: unwind may not be in use on a"}},
 		{"off for 14 minutes", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 1x9 0x14 1x95`,
 			`unwind_status{instance="a", state="off"} 0x9 1x14 0x95`,
 		}, nil},
-		{"metrics without a state, and not from an agent", "UnwindOff", []string{node, `up{instance="a", job="textfile"} 1x120`}, nil},
-		{"an agent that reports no state for half an hour", "UnwindOff", []string{`up{instance="a", job="unwind"} 1x120`,
-			`unwind_status{instance="a", state="on"} _x30 1x89`}, []string{"15m to 29m: unwind is not in use on a"}},
+		{"starting for half an hour", "UnwindOff", []string{`unwind_status{instance="a", state="starting"} 1x30 0x89`,
+			`unwind_status{instance="a", state="on"} 0x30 1x89`}, []string{"15m to 30m: unwind may not be in use on a"}},
+		{"an agent that installs nothing", "UnwindOff", []string{node, `up{instance="a", job="unwind"} 1x120`}, nil},
 		{"the plugin is missing, which has its own alert", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 0x120`, `unwind_status{instance="a", state="plugin-missing"} 1x120`}, nil},
 		{"missing for three minutes, and for one", "UnwindPluginMissing", []string{
