@@ -185,6 +185,23 @@ func TestAlerts(t *testing.T) {
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 9x120`,
 		}, nil},
 
+		{"a DEL is dropped", "UnwindDeletesDropped", []string{`unwind_dropped_deletes_total{instance="a", plugin="portmap"} 1x30 2x89`,
+			`unwind_dropped_deletes_total{instance="a", plugin="sbr"} _x60 1x59`},
+			[]string{"0m to 14m: unwind on a has dropped DELs of portmap", "31m to 44m: unwind on a has dropped DELs of portmap", "60m to 74m: unwind on a has dropped DELs of sbr"}},
+		{"long ago, and the agent's pod was replaced since", "UnwindDeletesDropped", []string{
+			`unwind_dropped_deletes_total{instance="a", plugin="sbr", pod="unwind-1"} 0 1x59 stale`,
+			`unwind_dropped_deletes_total{instance="a", plugin="sbr", pod="unwind-2"} _x61 1x58`,
+		}, []string{"1m to 14m: unwind on a has dropped DELs of sbr"}},
+		{"a record is damaged, and repaired", "UnwindJournalUnreadable", []string{`unwind_journal_readable{instance="a"} 1x30 0x29 1x60`},
+			[]string{"36m to 60m: unwind on a cannot read its whole journal"}},
+		{"dead or unknown for more than an hour", "UnwindAttachmentsKept", []string{
+			`unwind_attachments{instance="a", network="n", state="dead"} 12x40 0x80`, `unwind_attachments{instance="a", network="n", state="unknown"} 0x40 2x40 0x40`,
+			`unwind_attachments{instance="a", network="n", state="live"} 9x120`,
+		}, []string{"60m to 81m: 2 attachments of n on a are dead or unknown, and no sweep releases them"}},
+		{"dead twice for less than an hour", "UnwindAttachmentsKept", []string{
+			`unwind_attachments{instance="a", network="n", state="dead"} 1x50 0x5 1x50 0x14`, `unwind_attachments{instance="a", network="n", state="deleting"} 1x120`,
+		}, nil},
+
 		{"a plugin fails", "UnwindRollbacks", []string{
 			`unwind_rollbacks_total{instance="a", plugin="istio-cni", result="complete"} 0+1x60 61x60`,
 			`unwind_rollbacks_total{instance="a", plugin="istio-cni", result="pending"} 0x120`,
@@ -205,8 +222,9 @@ func TestAlerts(t *testing.T) {
 // TestAlertsAreTested fails if alerts.yaml gets a new rule: add it to TestAlerts and to this list.
 func TestAlertsAreTested(t *testing.T) {
 	t.Parallel()
-	want := []string{"UnwindAddressesLeaked", "UnwindAgentDown", "UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindJournalUnwritable", "UnwindOff",
-		"UnwindPluginMissing", "UnwindPluginSkew", "UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindRuntimeDown", "UnwindSweepStale"}
+	want := []string{"UnwindAddressesLeaked", "UnwindAgentDown", "UnwindAttachmentsKept", "UnwindDegraded", "UnwindDeletePending", "UnwindDeletesDropped",
+		"UnwindDuplicateAddress", "UnwindJournalUnreadable", "UnwindJournalUnwritable", "UnwindOff", "UnwindPluginMissing", "UnwindPluginSkew",
+		"UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindRuntimeDown", "UnwindSweepStale"}
 	equal(t, "rules", want, slices.Sorted(maps.Keys(alerts(t))))
 }
 
