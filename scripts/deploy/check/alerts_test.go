@@ -163,11 +163,12 @@ func TestAlerts(t *testing.T) {
 			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
 			`unwind_build_info{instance="b", version="v1", goversion="go1"} 1x120`,
 		}, []string{"41m to 120m: The plugin on a has version v1, and the agent has another version"}},
-		{"the agent is upgraded while unwind is off", "UnwindPluginSkew", []string{
+		{"the agent is upgraded while no pod uses the plugin", "UnwindPluginSkew", []string{
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} 1x120`,
 			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
-			`unwind_status{instance="a", state="off"} 1x60 0x59`, `unwind_status{instance="a", state="on"} 0x60 1x59`,
-		}, []string{"91m to 120m: The plugin on a has version v1, and the agent has another version"}},
+			`unwind_status{instance="a", state="off"} 1x20 0x99`, `unwind_status{instance="a", state="cilium-exclusive"} 0x20 1x20 0x79`,
+			`unwind_status{instance="a", state="no-provider"} 0x40 1x20 0x59`, `unwind_status{instance="a", state="on"} 0x60 1x59`,
+		}, []string{"92m to 120m: The plugin on a has version v1, and the agent has another version"}},
 		{"the plugin is upgraded after the agent", "UnwindPluginSkew", []string{
 			`unwind_build_info{instance="a", version="v1", goversion="go1"} 1x10 stale`,
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,
