@@ -130,18 +130,18 @@ func TestAlerts(t *testing.T) {
 			`unwind_status{instance="a", state="no-provider"} 0x9 1x20 0x89`,
 			`unwind_status{instance="a", state="refused"} 0x30 1x29 0x59`,
 			`unwind_status{instance="b", state="on"} 1x120`,
-		}, []string{"25m to 60m: unwind is not in use on a"}},
+		}, []string{"25m to 60m: unwind may not be in use on a"}},
 		{"off, with a series only for the current state", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 1x9 stale`,
 			`unwind_status{instance="a", state="off"} _x10 1x109`,
-		}, []string{"25m to 120m: unwind is not in use on a"}},
+		}, []string{"25m to 120m: unwind may not be in use on a"}},
 		{"off for 14 minutes", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 1x9 0x14 1x95`,
 			`unwind_status{instance="a", state="off"} 0x9 1x14 0x95`,
 		}, nil},
-		{"metrics without a state, and not from an agent", "UnwindOff", []string{node, `up{instance="a", job="textfile"} 1x120`}, nil},
-		{"an agent that reports no state for half an hour", "UnwindOff", []string{`up{instance="a", job="unwind"} 1x120`,
-			`unwind_status{instance="a", state="on"} _x30 1x89`}, []string{"15m to 29m: unwind is not in use on a"}},
+		{"starting for half an hour", "UnwindOff", []string{`unwind_status{instance="a", state="starting"} 1x30 0x89`,
+			`unwind_status{instance="a", state="on"} 0x30 1x89`}, []string{"15m to 30m: unwind may not be in use on a"}},
+		{"an agent that installs nothing", "UnwindOff", []string{node, `up{instance="a", job="unwind"} 1x120`}, nil},
 		{"the plugin is missing, which has its own alert", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 0x120`, `unwind_status{instance="a", state="plugin-missing"} 1x120`}, nil},
 		{"missing for three minutes, and for one", "UnwindPluginMissing", []string{
@@ -163,11 +163,12 @@ func TestAlerts(t *testing.T) {
 			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
 			`unwind_build_info{instance="b", version="v1", goversion="go1"} 1x120`,
 		}, []string{"41m to 120m: The plugin on a has version v1, and the agent has another version"}},
-		{"the agent is upgraded while unwind is off", "UnwindPluginSkew", []string{
+		{"the agent is upgraded while no pod uses the plugin", "UnwindPluginSkew", []string{
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} 1x120`,
 			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
-			`unwind_status{instance="a", state="off"} 1x60 0x59`, `unwind_status{instance="a", state="on"} 0x60 1x59`,
-		}, []string{"91m to 120m: The plugin on a has version v1, and the agent has another version"}},
+			`unwind_status{instance="a", state="off"} 1x20 0x99`, `unwind_status{instance="a", state="cilium-exclusive"} 0x20 1x20 0x79`,
+			`unwind_status{instance="a", state="no-provider"} 0x40 1x20 0x59`, `unwind_status{instance="a", state="on"} 0x60 1x59`,
+		}, []string{"92m to 120m: The plugin on a has version v1, and the agent has another version"}},
 		{"the plugin is upgraded after the agent", "UnwindPluginSkew", []string{
 			`unwind_build_info{instance="a", version="v1", goversion="go1"} 1x10 stale`,
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,
@@ -183,6 +184,23 @@ func TestAlerts(t *testing.T) {
 		{"leaked twice for less than an hour", "UnwindAddressesLeaked", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 2x50 0x5 1x50 0x14`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 9x120`,
+		}, nil},
+
+		{"a DEL is dropped", "UnwindDeletesDropped", []string{`unwind_dropped_deletes_total{instance="a", plugin="portmap"} 1x30 2x89`,
+			`unwind_dropped_deletes_total{instance="a", plugin="sbr"} _x60 1x59`},
+			[]string{"0m to 14m: unwind on a has dropped DELs of portmap", "31m to 44m: unwind on a has dropped DELs of portmap", "60m to 74m: unwind on a has dropped DELs of sbr"}},
+		{"long ago, and the agent's pod was replaced since", "UnwindDeletesDropped", []string{
+			`unwind_dropped_deletes_total{instance="a", plugin="sbr", pod="unwind-1"} 0 1x59 stale`,
+			`unwind_dropped_deletes_total{instance="a", plugin="sbr", pod="unwind-2"} _x61 1x58`,
+		}, []string{"1m to 14m: unwind on a has dropped DELs of sbr"}},
+		{"a record is damaged, and repaired", "UnwindJournalUnreadable", []string{`unwind_journal_readable{instance="a"} 1x30 0x29 1x60`},
+			[]string{"36m to 60m: unwind on a cannot read its whole journal"}},
+		{"dead or unknown for more than an hour", "UnwindAttachmentsKept", []string{
+			`unwind_attachments{instance="a", network="n", state="dead"} 12x40 0x80`, `unwind_attachments{instance="a", network="n", state="unknown"} 0x40 2x40 0x40`,
+			`unwind_attachments{instance="a", network="n", state="live"} 9x120`,
+		}, []string{"60m to 81m: 2 attachments of n on a are dead or unknown, and no sweep releases them"}},
+		{"dead twice for less than an hour", "UnwindAttachmentsKept", []string{
+			`unwind_attachments{instance="a", network="n", state="dead"} 1x50 0x5 1x50 0x14`, `unwind_attachments{instance="a", network="n", state="deleting"} 1x120`,
 		}, nil},
 
 		{"a plugin fails", "UnwindRollbacks", []string{
@@ -205,8 +223,9 @@ func TestAlerts(t *testing.T) {
 // TestAlertsAreTested fails if alerts.yaml gets a new rule: add it to TestAlerts and to this list.
 func TestAlertsAreTested(t *testing.T) {
 	t.Parallel()
-	want := []string{"UnwindAddressesLeaked", "UnwindAgentDown", "UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindJournalUnwritable", "UnwindOff",
-		"UnwindPluginMissing", "UnwindPluginSkew", "UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindRuntimeDown", "UnwindSweepStale"}
+	want := []string{"UnwindAddressesLeaked", "UnwindAgentDown", "UnwindAttachmentsKept", "UnwindDegraded", "UnwindDeletePending", "UnwindDeletesDropped",
+		"UnwindDuplicateAddress", "UnwindJournalUnreadable", "UnwindJournalUnwritable", "UnwindOff", "UnwindPluginMissing", "UnwindPluginSkew",
+		"UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindRuntimeDown", "UnwindSweepStale"}
 	equal(t, "rules", want, slices.Sorted(maps.Keys(alerts(t))))
 }
 

@@ -212,7 +212,8 @@ func TestChartEverything(t *testing.T) {
 }
 
 // TestChartNames: two releases share no object, and "kubectl unwind" finds the agents of both by
-// their labels. By default, nodes never pull an image with a bare name, such as "unwind".
+// their labels. The image's tag is the chart's version of unwind, unless image.tag is set. By default,
+// nodes never pull an image with a bare name, such as "unwind".
 func TestChartNames(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
@@ -243,6 +244,17 @@ func TestChartNames(t *testing.T) {
 	}
 	for name, object := range installed(t, map[string]any{"fullnameOverride": "other"}) {
 		equal(t, name, "other", object.(meta.Object).GetName())
+	}
+	for tag, want := range map[string]string{"": "unwind:v9", "v8": "unwind:v8"} {
+		chart := load(t)
+		chart.Metadata.AppVersion = "v9"
+		values := map[string]any{"image": map[string]any{"tag": tag}}
+		equal(t, "tag "+tag, want, agent(objects(t, manifests(t, chart, values))).Image)
+		files, err := render(chart, "unwind", "net", values)
+		must(t, err)
+		if notes := files["unwind/templates/NOTES.txt"]; !strings.Contains(notes, "agents of "+want+" start") {
+			t.Errorf("tag %s: the notes lack %s:\n%s", tag, want, notes)
+		}
 	}
 	for repository, want := range map[string]core.PullPolicy{"unwind": "Never", "docker.io/library/unwind": "Never", "a/unwind": "", "reg:5000/unwind": ""} {
 		all := installed(t, map[string]any{"image": map[string]any{"repository": repository}})
@@ -278,16 +290,53 @@ func TestChartListen(t *testing.T) {
 }
 
 // TestChartNotes: the notes explain what stays after `helm uninstall`, with commands that name the
-// release and its namespace.
+// release and its namespace, and what stops a rollout. With unwindOff or observe, they say more.
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
-	text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "unwindOff": true})
-	must(t, err)
-	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind exec -n net -- uninstall  ", "stays in /state",
-		"(unwindOff: true)"} {
-		if !strings.Contains(string(text["unwind/templates/NOTES.txt"]), want) {
-			t.Errorf("the notes lack %q:\n%s", want, text["unwind/templates/NOTES.txt"])
+	always := []string{"rollout status ds/prod-unwind", "kubectl unwind exec -n net -- uninstall  ", "stays in /state"}
+	const down, join, off = "can stop the rollout", "set unwindOff: true", "(unwindOff: true)"
+	const sweeps, none = "Then only the runtime triggers sweeps", "set observe to false"
+	for _, tt := range []struct {
+		off, observe bool
+		want, not    []string
+	}{
+		{false, false, []string{down, join, sweeps}, []string{off, none}},
+		{true, false, []string{off, "kubectl unwind exec -n net --keep-going -- off", sweeps}, []string{down, join, none}},
+		{false, true, []string{down, join, none}, []string{off, sweeps}},
+	} {
+		text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"},
+			"unwindOff": tt.off, "observe": tt.observe})
+		must(t, err)
+		notes := text["unwind/templates/NOTES.txt"]
+		for _, want := range append(tt.want, always...) {
+			if !strings.Contains(notes, want) {
+				t.Errorf("the notes lack %q:\n%s", want, notes)
+			}
 		}
+		for _, not := range tt.not {
+			if strings.Contains(notes, not) {
+				t.Errorf("the notes contain %q:\n%s", not, notes)
+			}
+		}
+	}
+}
+
+// TestChartOff: with unwindOff, a rollout replaces all agents at the same time, so that a node that
+// is down cannot stop it. A strategy other than RollingUpdate stays.
+func TestChartOff(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ values, want string }{
+		{"{}", "{type: RollingUpdate, rollingUpdate: {maxUnavailable: 1%}}"},
+		{"{unwindOff: true}", "{type: RollingUpdate, rollingUpdate: {maxUnavailable: 100%}}"},
+		{"{unwindOff: true, updateStrategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}}",
+			"{type: RollingUpdate, rollingUpdate: {maxUnavailable: 100%}}"},
+		{"{unwindOff: true, updateStrategy: {type: OnDelete, rollingUpdate: null}}", "{type: OnDelete}"},
+	} {
+		var values map[string]any
+		var want apps.DaemonSetUpdateStrategy
+		must(t, yaml.Unmarshal([]byte(tt.values), &values))
+		must(t, yaml.Unmarshal([]byte(tt.want), &want))
+		equal(t, tt.values, want, the[*apps.DaemonSet](installed(t, values)).Spec.UpdateStrategy)
 	}
 }
 

@@ -29,6 +29,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end }}
 
+{{/* The image's name and tag, without the digest. */}}
+{{- define "unwind.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
 {{/* If an image's name has neither a registry nor an owner, no registry has the image, so it is never pulled. */}}
 {{- define "unwind.pullPolicy" -}}
 {{ .Values.image.pullPolicy | default (ternary "Never" "" (regexMatch "^(docker\\.io/library/)?[^/]+$" .Values.image.repository)) }}
