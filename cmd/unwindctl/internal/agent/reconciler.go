@@ -318,14 +318,14 @@ func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.path
 // appears, nothing changes.
 func (r *reconciler) refind(ctx context.Context) error {
 	paths, err := r.find()
-	if err == nil && paths.Config == "" && r.paths.Config != "" {
+	if err == nil && !paths.Known() && r.paths.Known() {
 		return nil
 	}
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
 		err = term.WithHint("start the agent again, unless Kubernetes or systemd does",
 			"the runtime's directories are now %s and %s, not %s and %s", paths.ConfDir, paths.BinDirs[0],
 			r.ConfDir, r.BinDir)
-		if paths.Config != "" && (r.paths.Socket == "" || r.paths.Socket == paths.Socket) {
+		if paths.Known() && (r.paths.Socket == "" || r.paths.Socket == paths.Socket) {
 			return err
 		}
 	}

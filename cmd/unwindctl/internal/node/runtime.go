@@ -79,9 +79,12 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// Silent reports whether the runtime reported no directories, so its usual ones are assumed. It is
-// false for CRI-O, whose directories come from its configuration files.
-func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
+// Known reports whether the directories are those that the runtime uses: it reported them, or it is
+// CRI-O, whose directories come from its configuration files.
+func (r Runtime) Known() bool { return r.Config != "" || r.Name == crio }
+
+// Silent reports whether the runtime reported no directories, so its usual ones are assumed.
+func (r Runtime) Silent() bool { return r.Socket != "" && !r.Known() }
 
 // SkipsInvalid reports whether the runtime uses the next conflist if one is invalid, as CRI-O does
 // (ocicni pkg/ocicni/ocicni.go loadNetworks). containerd fails instead.
