@@ -61,8 +61,11 @@ func (d distribution) find(root string) *Runtime {
 		return nil
 	}
 	return &Runtime{Name: d.name, ConfDir: d.confDir, BinDirs: []string{d.binDir}, Socket: d.socket,
-		MaxConfs: 1, Kubelet: d.name != containerd ||
-			anyExists(root, "/var/lib/kubelet", "/var/lib/k0s/kubelet")}
+		MaxConfs: 1, Kubelet: d.name != containerd || hasKubelet(root)}
+}
+
+func hasKubelet(root string) bool {
+	return anyExists(root, "/var/lib/kubelet", "/var/lib/k0s/kubelet")
 }
 
 // settle handles directories that an upgrade moves. k3s before October 2024 keeps its plugins in
@@ -120,7 +123,7 @@ func findCRIO(root string) (*Runtime, error) {
 			}
 			return ignoreMissing(err)
 		})
-	r := &Runtime{Name: crio, MaxConfs: 1}
+	r := &Runtime{Name: crio, MaxConfs: 1, Kubelet: hasKubelet(root)}
 	var conf crioConfig
 	for _, file := range files {
 		before := conf.Network

@@ -76,10 +76,10 @@ func TestFindRuntimes(t *testing.T) {
 		})},
 		{"CRI-O that looks for STATUS", map[string]string{"etc/crio/crio.conf": "[crio.network]\ncni_status_grace_period = \"30s\"\n"}, crio(func(r *Runtime) { r.StatusGrace = true })},
 		{"CRI-O that does not", map[string]string{"etc/crio/crio.conf": "[crio.network]\ncni_status_grace_period = \"0s\"\n"}, crio(func(*Runtime) {})},
-		{"OpenShift", map[string]string{"etc/crio/crio.conf.d/00-default": "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d/\"\nplugin_dirs = [\n  \"/var/lib/cni/bin\",\n]\n"},
+		{"OpenShift", map[string]string{"var/lib/kubelet/": "", "etc/crio/crio.conf.d/00-default": "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d/\"\nplugin_dirs = [\n  \"/var/lib/cni/bin\",\n]\n"},
 			crio(func(r *Runtime) {
 				r.Config = "/etc/crio/crio.conf.d/00-default"
-				r.ConfDir, r.BinDirs = "/etc/kubernetes/cni/net.d", []string{"/var/lib/cni/bin"}
+				r.ConfDir, r.BinDirs, r.Kubelet = "/etc/kubernetes/cni/net.d", []string{"/var/lib/cni/bin"}, true
 			})},
 		{"CRI-O, another network by default", map[string]string{
 			"etc/crio/crio.conf":              "[crio.network]\ncni_default_network = \"other\"\n",

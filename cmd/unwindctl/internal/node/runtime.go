@@ -43,7 +43,7 @@ type Runtime struct {
 
 	DefaultNetwork string   // the only network that the runtime uses; "" if it uses the first conflist
 	Notes          []string // facts to report that do not prevent an install
-	Kubelet        bool     // a kubelet runs here, and requests containerd's status
+	Kubelet        bool     // a kubelet runs here, and requests the runtime's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 
 	responds bool // over CRI
