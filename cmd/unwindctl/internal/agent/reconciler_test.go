@@ -43,7 +43,8 @@ func (k *reconciling) again(change func(*reconciler)) {
 	if k.reconciler != nil {
 		k.unlock()
 	}
-	paths := node.Runtime{Name: "k3s", Socket: "/none", Kubelet: true, ConfDir: k.Dirs.ConfDir(), BinDirs: []string{k.Dirs.BinDir()}, MaxConfs: 1}
+	paths := node.Runtime{Name: "k3s", Socket: "/none", Kubelet: true, ConfDir: k.Dirs.ConfDir(), BinDirs: []string{k.Dirs.BinDir()}, MaxConfs: 1,
+		Searched: []string{k.Dirs.BinDir()}}
 	state := filepath.Join(k.Dir, "state")
 	k.reconciler = &reconciler{
 		Setup: install.Setup{
@@ -116,6 +117,11 @@ func agentAgain(k *reconciling, args []string) error {
 				r.Setup.StateDir = value
 			case "problem":
 				paths.Problems = []string{value}
+			case "confs":
+				paths.MaxConfs, _ = strconv.Atoi(value)
+				paths.Check()
+			case "searched":
+				paths.Searched = strings.Fields(value)
 			case "programs":
 				r.ProgramDir = value
 			}
@@ -128,7 +134,7 @@ func agentAgain(k *reconciling, args []string) error {
 // mended implements "mended": it removes the problem from the runtime's configuration.
 func mended(k *reconciling, _ []string) error {
 	paths := k.paths
-	paths.Problems = nil
+	paths.Problems, paths.MaxConfs = nil, 1
 	k.find = func() (node.Runtime, error) { return paths, nil }
 	return nil
 }

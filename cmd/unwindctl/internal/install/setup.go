@@ -223,6 +223,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 		}
 	}
 	r.Problems = append(r.Problems, elsewhere(r, confDir, binDir)...)
+	r.Searched = r.BinDirs // unless a given directory is better known
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
 	installed := slices.IndexFunc(r.BinDirs, func(dir string) bool {
 		return durable.Exists(Setup{BinDir: dir}.plugin())
@@ -235,14 +236,20 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
 			func(dir string) bool { return dir == binDir })...)
 	}
+	switch {
+	case r.Silent() && binDir == "":
+		r.Searched = nil
+	case !reported(r):
+		r.Searched = r.BinDirs
+	}
 	return r, nil
 }
 
 // isAt reports whether a runtime's directory is the given one, perhaps through a link.
 func isAt(dir, given string) bool { return dir == given || same(dir, given) }
 
-// reported reports whether a kubelet's pods surely use a runtime's directories. A containerd without
-// a kubelet reports directories too, but nerdctl may use others.
+// reported reports whether a kubelet's pods surely use a runtime's directories. A containerd
+// without a kubelet reports directories too, but nerdctl may use others.
 func reported(r node.Runtime) bool { return r.Kubelet && r.Known() }
 
 // elsewhere returns a problem for each given directory that the kubelet's runtime does not use.
@@ -257,9 +264,9 @@ func elsewhere(r node.Runtime, confDir, binDir string) (problems []string) {
 	}
 	is := func(dir string) bool { return isAt(dir, binDir) }
 	if binDir != "" && !slices.ContainsFunc(r.BinDirs, is) {
-		problems = append(problems, fmt.Sprintf("--cni-bin-dir is %s, but %s searches %s for plugins, so "+
-			"no pod could start; correct or omit --cni-bin-dir (chart value paths.binDir)", binDir, r.Name,
-			strings.Join(r.BinDirs, ", ")))
+		problems = append(problems, fmt.Sprintf("--cni-bin-dir is %s, but %s searches %s for plugins, "+
+			"so no pod could start; correct or omit --cni-bin-dir (chart value paths.binDir)", binDir,
+			r.Name, strings.Join(r.BinDirs, ", ")))
 	}
 	return problems
 }

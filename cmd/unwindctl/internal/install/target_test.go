@@ -31,6 +31,8 @@ func TestPlaces(t *testing.T) {
 	kubelet := map[string]string{nodetest.K3sSocket: told(`"/a"`, "/etc/cni/net.d", 1)}
 	linked := map[string]string{nodetest.K3sSocket: told(`"/usr"`, "/etc", 1)}
 	silent := map[string]string{nodetest.ContainerdSocket: ""}
+	searched := map[string]string{"no answer": "", "no answer, one directory given": "/b /opt/cni/bin", "a kubelet's, plugins elsewhere": "/a",
+		"its plugins elsewhere": "/b /home/kubernetes/bin", "no runtime": "/opt/cni/bin"} // by name
 	for _, c := range []struct {
 		name     string
 		told     map[string]string // the runtimes' answers, by socket
@@ -87,6 +89,9 @@ func TestPlaces(t *testing.T) {
 			if err != nil || r.ConfDir != c.confDir || strings.Join(r.BinDirs, " ") != c.binDirs || len(r.Problems) != c.problems ||
 				!strings.HasPrefix(c.flags.Origin(r), c.whence) {
 				t.Errorf("%+v, %v, %s", r, err, c.flags.Origin(r))
+			}
+			if want, is := searched[c.name]; is && strings.Join(r.Searched, " ") != want {
+				t.Errorf("searched: %v, want %q", r.Searched, want)
 			}
 		})
 	}

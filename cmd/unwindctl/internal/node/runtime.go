@@ -37,6 +37,7 @@ type Runtime struct {
 	Config   string   // the socket or file that names the directories; "" for defaults
 	ConfDir  string   // the directory of conflists
 	BinDirs  []string // the plugin directories; unwind is, or will be, installed into the first
+	Searched []string // where the runtime surely searches for plugins; nil if that is only a guess
 	Socket   string   // CRI socket; "" if no runtime was found
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons not to install unwind: "PROBLEM; REMEDY"
