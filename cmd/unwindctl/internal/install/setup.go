@@ -222,7 +222,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 			return r, err
 		}
 	}
-	r.Problems = append(r.Problems, elsewhere(r, confDir, binDir)...)
+	r.Problems = append(r.Problems, unused(r, confDir, binDir)...)
 	r.Searched = r.BinDirs // unless a given directory is better known
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
 	installed := slices.IndexFunc(r.BinDirs, func(dir string) bool {
@@ -252,8 +252,8 @@ func isAt(dir, given string) bool { return dir == given || same(dir, given) }
 // without a kubelet reports directories too, but nerdctl may use others.
 func reported(r node.Runtime) bool { return r.Kubelet && r.Known() }
 
-// elsewhere returns a problem for each given directory that the kubelet's runtime does not use.
-func elsewhere(r node.Runtime, confDir, binDir string) (problems []string) {
+// unused returns a problem for each given directory that the kubelet's runtime does not use.
+func unused(r node.Runtime, confDir, binDir string) (problems []string) {
 	if !reported(r) {
 		return nil
 	}
