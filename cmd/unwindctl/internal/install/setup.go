@@ -200,7 +200,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	if err := errors.Join(confErr, binErr); err != nil {
 		return node.Runtime{}, err
 	}
-	r := node.Runtime{MaxConfs: 1}
+	r := node.Runtime{MaxConfs: 1, Kubelet: node.InPod()}
 	found, err := runtimes()
 	at := slices.IndexFunc(found, func(r node.Runtime) bool { return isAt(r.ConfDir, confDir) })
 	if at < 0 {

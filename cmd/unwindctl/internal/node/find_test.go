@@ -199,6 +199,17 @@ func TestFindAsks(t *testing.T) {
 	}
 }
 
+// TestKubeletOfPod: a pod's node has a kubelet, even if Find sees neither the kubelet's directory nor
+// a runtime with CRI, as with cri-dockerd. So no container selects its network by name.
+func TestKubeletOfPod(t *testing.T) {
+	t.Setenv(podEnv, "10.96.0.1")
+	found, err := Read(nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: ""}))
+	none, chooseErr := Choose(nil, "")
+	if err != nil || chooseErr != nil || len(found) != 1 || found[0].ByName() || none.ByName() {
+		t.Errorf("%+v, %v; none: %+v, %v", found, err, none, chooseErr)
+	}
+}
+
 // TestFindDocker: Find ignores a containerd without CRI, because it runs no pods.
 func TestFindDocker(t *testing.T) {
 	t.Parallel()

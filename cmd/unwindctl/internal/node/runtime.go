@@ -92,9 +92,9 @@ func (r Runtime) Silent() bool { return r.Socket != "" && !r.Known() }
 func (r Runtime) SkipsInvalid() bool { return r.Name == crio }
 
 // ByName reports whether containers may select their networks by name, as with nerdctl, podman and
-// Nomad: no CRI runtime was found, or only a containerd that no kubelet uses.
+// Nomad: there is no kubelet, and either no CRI runtime was found, or only a containerd.
 func (r Runtime) ByName() bool {
-	return r.Socket == "" || r.Name == containerd && !r.Kubelet
+	return !r.Kubelet && (r.Socket == "" || r.Name == containerd)
 }
 
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
@@ -247,7 +247,8 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 			term.Join(names))
 	}
 	if len(found) == 0 {
-		return Runtime{ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1}, nil
+		return Runtime{ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1,
+			Kubelet: InPod()}, nil
 	}
 	for _, r := range found[1:] {
 		if r.ConfDir != found[0].ConfDir || r.BinDirs[0] != found[0].BinDirs[0] {
