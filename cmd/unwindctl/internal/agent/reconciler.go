@@ -183,6 +183,9 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	}
 	r.remember(r.Entry().ChainFile)
 	if o := r.obstacle(); o != nil {
+		if r.Off { // unwindctl on may have removed a person's switch
+			_ = install.WriteOff(r.journalDir(r.Setup), install.ByFlag)
+		}
 		r.removeConflist(ctx, o)
 		return r.report(ctx, o)
 	}
