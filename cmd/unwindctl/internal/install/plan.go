@@ -210,9 +210,9 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
-// elsewhere reports whether somebody chose a chainFile outside ConfDir on purpose. A file that has a
-// valid namesake in ConfDir was not chosen: the runtime's directory was changed, and its files were
-// copied, including unwind's conflist. The provider updates only the new file.
+// elsewhere reports whether somebody chose a chainFile outside ConfDir on purpose. A file that has
+// a valid namesake in ConfDir was not chosen: the runtime's directory was changed, and its files
+// were copied, including unwind's conflist. The provider updates only the new file.
 func (s Setup) elsewhere(chainFile string) bool {
 	_, err := netconf.ReadConflist(filepath.Join(s.ConfDir, filepath.Base(chainFile)))
 	return filepath.Dir(chainFile) != s.ConfDir && err != nil

@@ -207,7 +207,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 		at = slices.IndexFunc(found, reported)
 	}
 	switch {
-	case p.given() && at >= 0: // the runtime of that directory, with only the problem that Check finds
+	case p.given() && at >= 0: // the runtime of that directory or the kubelet's, without its problems
 		r = found[at]
 		r.Problems = nil
 		r.Check()
@@ -223,7 +223,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 		}
 	}
 	r.Problems = append(r.Problems, unused(r, confDir, binDir)...)
-	r.Searched = r.BinDirs // unless a given directory is better known
+	r.Searched = r.BinDirs // what a kubelet's runtime reported; for others, see below
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
 	installed := slices.IndexFunc(r.BinDirs, func(dir string) bool {
 		return durable.Exists(Setup{BinDir: dir}.plugin())
