@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -48,9 +49,10 @@ type reconciler struct {
 const maxRepairs = 4
 
 type status struct {
-	install.Reason        // whether pods go through unwind
-	why            string // why pods do not go through unwind, with a remedy
-	plugin         string // the version of the installed plugin, "" if unknown
+	install.Reason          // whether pods go through unwind
+	why            string   // why pods do not go through unwind, with a remedy
+	plugin         string   // the version of the installed plugin, "" if unknown
+	searched       []string // see node.Runtime
 }
 
 // agentName is the name of the agent in the history.
@@ -162,11 +164,11 @@ func (r *reconciler) matters(path string) bool {
 //  5. The reconciler writes the binary, even over a newer one, and then unwind's conflist. It
 //     writes neither if the provider's file is unreadable, or if the journal needs a newer binary.
 //     But while unwind's conflist is in use, the reconciler always restores a missing binary.
-//  6. If a missing binary cannot be written, the reconciler takes unwind's conflist out of use,
-//     because every ADD would fail. Each later run tries to install both again.
+//  6. If unwind's conflist is worse than none (see worse), the reconciler takes it out of use. Each
+//     later run tries to install the binary and the conflist again.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if !r.alone() {
-		r.found.Store(&status{Reason: install.AnotherAgent})
+		r.found.Store(&status{Reason: install.AnotherAgent, searched: r.paths.Searched})
 		return lockEach
 	}
 	if !r.removed() {
@@ -181,6 +183,9 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	}
 	r.remember(r.Entry().ChainFile)
 	if o := r.obstacle(); o != nil {
+		if r.Off { // unwindctl on may have removed a person's switch
+			_ = install.WriteOff(r.journalDir(r.Setup), install.ByFlag)
+		}
 		r.removeConflist(ctx, o)
 		return r.report(ctx, o)
 	}
@@ -209,7 +214,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		r.gone = time.Now()
 		return goneAfter
 	}
-	if err != nil && (lost || install.ReasonOf(err) == install.PluginMissing) {
+	if err != nil && (lost || r.worse()) {
 		r.removeConflist(ctx, err)
 	}
 	if r.removed() {
@@ -218,9 +223,25 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	return r.report(ctx, err)
 }
 
+// worse reports whether unwind's conflist is in use, but pods would be better off without it:
+// containerd would also run the provider's file, so the chain would run twice, or the runtime
+// cannot find the plugin, so every ADD would fail.
+func (r *reconciler) worse() bool {
+	return !missing(r.Path()) && (r.paths.MaxConfs != 1 || pluginMissing(r.paths.Searched))
+}
+
+// pluginMissing reports whether the plugin is missing from all directories that the runtime
+// searches. It returns false if these are unknown.
+func pluginMissing(searched []string) bool {
+	return len(searched) > 0 && !slices.ContainsFunc(searched, func(dir string) bool {
+		return !install.Setup{BinDir: dir}.PluginMissing()
+	})
+}
+
 // report logs the result of a run of reconcile, and returns the time until the next run.
 func (r *reconciler) report(ctx context.Context, err error) (again time.Duration) {
-	found := &status{Reason: install.ReasonOf(err), plugin: r.PluginVersion(ctx)}
+	found := &status{Reason: install.ReasonOf(err), plugin: r.PluginVersion(ctx),
+		searched: r.paths.Searched}
 	if err != nil {
 		found.why = err.Error()
 		if inspect.HintFor(err) != "" {
@@ -252,7 +273,7 @@ func (r *reconciler) status() status {
 	switch {
 	case found == nil:
 		return status{Reason: install.Starting}
-	case r.PluginMissing() && !missing(r.Path()):
+	case pluginMissing(found.searched) && !missing(r.Path()):
 		return status{Reason: install.PluginMissing, why: "no pod can start: " + cmp.Or(found.why,
 			"the agent is copying unwind's plugin again")}
 	}
@@ -318,14 +339,14 @@ func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.path
 // appears, nothing changes.
 func (r *reconciler) refind(ctx context.Context) error {
 	paths, err := r.find()
-	if err == nil && paths.Config == "" && r.paths.Config != "" {
+	if err == nil && !paths.Known() && r.paths.Known() {
 		return nil
 	}
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
 		err = term.WithHint("start the agent again, unless Kubernetes or systemd does",
 			"the runtime's directories are now %s and %s, not %s and %s", paths.ConfDir, paths.BinDirs[0],
 			r.ConfDir, r.BinDir)
-		if paths.Config != "" && (r.paths.Socket == "" || r.paths.Socket == paths.Socket) {
+		if paths.Known() && (r.paths.Socket == "" || r.paths.Socket == paths.Socket) {
 			return err
 		}
 	}
@@ -356,7 +377,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	done := &install.Changes{}
 	// even if the install is refused, no pod can start while unwind's conflist lacks the plugin
-	if err == nil || r.PluginMissing() && !missing(r.Path()) {
+	if err == nil || pluginMissing(r.paths.Searched) && !missing(r.Path()) {
 		err = cmp.Or(r.installBinary(ctx, done), err)
 	}
 	if err != nil {
@@ -412,7 +433,7 @@ func (r *reconciler) installBinary(ctx context.Context, done *install.Changes) (
 	if err == nil {
 		err = done.Make(ctx, r.InstallBinary)
 	}
-	if err == nil || !r.PluginMissing() || r.Entry().ChainFile == "" {
+	if err == nil || !pluginMissing(r.paths.Searched) || r.Entry().ChainFile == "" {
 		return err
 	}
 	return install.NewObstacle(install.PluginMissing, cmp.Or(term.HintOf(err), install.MakeRoom),

@@ -43,7 +43,8 @@ func (k *reconciling) again(change func(*reconciler)) {
 	if k.reconciler != nil {
 		k.unlock()
 	}
-	paths := node.Runtime{Name: "k3s", Socket: "/none", Kubelet: true, ConfDir: k.Dirs.ConfDir(), BinDirs: []string{k.Dirs.BinDir()}, MaxConfs: 1}
+	paths := node.Runtime{Name: "k3s", Socket: "/none", Kubelet: true, ConfDir: k.Dirs.ConfDir(), BinDirs: []string{k.Dirs.BinDir()}, MaxConfs: 1,
+		Searched: []string{k.Dirs.BinDir()}}
 	state := filepath.Join(k.Dir, "state")
 	k.reconciler = &reconciler{
 		Setup: install.Setup{
@@ -116,6 +117,11 @@ func agentAgain(k *reconciling, args []string) error {
 				r.Setup.StateDir = value
 			case "problem":
 				paths.Problems = []string{value}
+			case "confs":
+				paths.MaxConfs, _ = strconv.Atoi(value)
+				paths.Check()
+			case "searched":
+				paths.Searched = strings.Fields(value)
 			case "programs":
 				r.ProgramDir = value
 			}
@@ -128,7 +134,7 @@ func agentAgain(k *reconciling, args []string) error {
 // mended implements "mended": it removes the problem from the runtime's configuration.
 func mended(k *reconciling, _ []string) error {
 	paths := k.paths
-	paths.Problems = nil
+	paths.Problems, paths.MaxConfs = nil, 1
 	k.find = func() (node.Runtime, error) { return paths, nil }
 	return nil
 }
@@ -260,7 +266,7 @@ func TestRuntimeSilent(t *testing.T) {
 func TestDirectoriesChange(t *testing.T) {
 	for _, c := range []struct {
 		name          string
-		first, second node.Runtime // only Socket and Config
+		first, second node.Runtime // only Name, Socket and Config
 		exits         bool
 	}{
 		{"a configuration is changed", node.Runtime{Socket: "/c", Config: "/s"}, node.Runtime{Socket: "/c", Config: "/s"}, true},
@@ -268,19 +274,21 @@ func TestDirectoriesChange(t *testing.T) {
 		{"a runtime is installed", node.Runtime{}, node.Runtime{Socket: "/c", Config: "/s"}, true},
 		{"the runtime stops", node.Runtime{Socket: "/c", Config: "/s"}, node.Runtime{Socket: "/c"}, false},
 		{"another runtime runs while it is stopped", node.Runtime{Socket: "/c", Config: "/s"}, node.Runtime{Socket: "/d", Config: "/t"}, false},
+		{"CRI-O returns to its defaults", node.Runtime{Name: "cri-o", Socket: "/c", Config: "/s"}, node.Runtime{Name: "cri-o", Socket: "/c"}, true},
+		{"CRI-O's files disappear", node.Runtime{Name: "cri-o", Socket: "/c"}, node.Runtime{}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := newReconciling(t, t.TempDir())
 			check(t, provide(k, []string{"net.d/10-bridge.conflist", "podnet"}))
 			answer := k.paths
 			k.find = func() (node.Runtime, error) { return answer, nil }
-			answer.Socket, answer.Config = c.first.Socket, c.first.Config
+			answer.Name, answer.Socket, answer.Config = c.first.Name, c.first.Socket, c.first.Config
 			k.paths = answer
 			k.reconciles()
 			if k.fatal != nil {
 				t.Fatal("it exits before anything has changed:", k.fatal)
 			}
-			answer.Socket, answer.Config, answer.BinDirs = c.second.Socket, c.second.Config, []string{"/other"}
+			answer.Name, answer.Socket, answer.Config, answer.BinDirs = c.second.Name, c.second.Socket, c.second.Config, []string{"/other"}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var err error

@@ -236,7 +236,10 @@ func (s Setup) awaitAgent(pid string) Step {
 		return []*Change{{Change: "written", What: what, apply: func(*Change) error {
 			for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
 				const hint = "run unwindctl doctor"
+				kept := keptOff(s.stateDir())
 				switch {
+				case kept != nil:
+					return kept
 				case ctx.Err() != nil:
 					return term.WithHint(hint, "interrupted: unwind is switched on, but the agent (process %s) "+
 						"has not installed it yet", pid)

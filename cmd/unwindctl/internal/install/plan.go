@@ -210,14 +210,22 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
+// elsewhere reports whether somebody chose a chainFile outside ConfDir on purpose. A file that has
+// a valid namesake in ConfDir was not chosen: the runtime's directory was changed, and its files
+// were copied, including unwind's conflist. The provider updates only the new file.
+func (s Setup) elsewhere(chainFile string) bool {
+	_, err := netconf.ReadConflist(filepath.Join(s.ConfDir, filepath.Base(chainFile)))
+	return filepath.Dir(chainFile) != s.ConfDir && err != nil
+}
+
 // Provider returns the provider's file that unwind's conflist names. It returns "" if that file
-// exists in ConfDir, but is not the file that the runtime would use without unwind. If the file is
-// in another directory, or containers may select its network by name, somebody chose it on purpose.
-// So Provider returns it.
+// exists, but is not the file that the runtime would use without unwind. If the file is elsewhere,
+// or containers may select its network by name, somebody chose it on purpose. So Provider returns
+// it.
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)
-	if first == "" || first == named || !durable.Exists(named) || filepath.Dir(named) != s.ConfDir {
+	if first == "" || first == named || !durable.Exists(named) || s.elsewhere(named) {
 		return named
 	}
 	taken, _ := netconf.ReadConflist(first)
@@ -235,14 +243,14 @@ func byName(r node.Runtime, one, other *netconf.Conflist) bool {
 }
 
 // PassesOver returns an error if chainFile is not the file that the runtime would use without
-// unwind. The error names the plugins that pods would lack. PassesOver accepts a chain from another
-// directory, because it was chosen on purpose. It returns sure = false if the chain may have been
+// unwind. The error names the plugins that pods would lack. PassesOver accepts a chain from
+// elsewhere, because it was chosen on purpose. It returns sure = false if the chain may have been
 // chosen on purpose, because containers may select its network by name.
 func (s Setup) PassesOver(r node.Runtime, chainFile string) (sure bool, err error) {
 	first := s.Without(r)
 	taken, _ := netconf.ReadConflist(first)
 	chain, _ := netconf.ReadConflist(chainFile)
-	if first == chainFile || filepath.Dir(chainFile) != s.ConfDir || taken == nil || chain == nil {
+	if first == chainFile || s.elsewhere(chainFile) || taken == nil || chain == nil {
 		return true, nil
 	}
 	hint := "to use the file that the runtime would use, run unwindctl install (or the agent) " +

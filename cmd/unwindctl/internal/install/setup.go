@@ -200,11 +200,14 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	if err := errors.Join(confErr, binErr); err != nil {
 		return node.Runtime{}, err
 	}
-	r := node.Runtime{MaxConfs: 1}
+	r := node.Runtime{MaxConfs: 1, Kubelet: node.InPod()}
 	found, err := runtimes()
-	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
+	at := slices.IndexFunc(found, func(r node.Runtime) bool { return isAt(r.ConfDir, confDir) })
+	if at < 0 {
+		at = slices.IndexFunc(found, reported)
+	}
 	switch {
-	case p.given() && at >= 0: // the runtime of that directory, with only the problem that Check finds
+	case p.given() && at >= 0: // the runtime of that directory or the kubelet's, without its problems
 		r = found[at]
 		r.Problems = nil
 		r.Check()
@@ -219,6 +222,8 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 			return r, err
 		}
 	}
+	r.Problems = append(r.Problems, unused(r, confDir, binDir)...)
+	r.Searched = r.BinDirs // what a kubelet's runtime reported; for others, see below
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
 	installed := slices.IndexFunc(r.BinDirs, func(dir string) bool {
 		return durable.Exists(Setup{BinDir: dir}.plugin())
@@ -231,7 +236,39 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
 			func(dir string) bool { return dir == binDir })...)
 	}
+	switch {
+	case r.Silent() && binDir == "":
+		r.Searched = nil
+	case !reported(r):
+		r.Searched = r.BinDirs
+	}
 	return r, nil
+}
+
+// isAt reports whether a runtime's directory is the given one, perhaps through a link.
+func isAt(dir, given string) bool { return dir == given || same(dir, given) }
+
+// reported reports whether a kubelet's pods surely use a runtime's directories. A containerd
+// without a kubelet reports directories too, but nerdctl may use others.
+func reported(r node.Runtime) bool { return r.Kubelet && r.Known() }
+
+// unused returns a problem for each given directory that the kubelet's runtime does not use.
+func unused(r node.Runtime, confDir, binDir string) (problems []string) {
+	if !reported(r) {
+		return nil
+	}
+	if confDir != "" && !isAt(r.ConfDir, confDir) {
+		problems = append(problems, fmt.Sprintf("--conf-dir is %s, but %s reads conflists from %s, so "+
+			"pods would bypass unwind; correct or omit --conf-dir (chart value paths.confDir)", confDir,
+			r.Name, r.ConfDir))
+	}
+	is := func(dir string) bool { return isAt(dir, binDir) }
+	if binDir != "" && !slices.ContainsFunc(r.BinDirs, is) {
+		problems = append(problems, fmt.Sprintf("--cni-bin-dir is %s, but %s searches %s for plugins, "+
+			"so no pod could start; correct or omit --cni-bin-dir (chart value paths.binDir)", binDir,
+			r.Name, strings.Join(r.BinDirs, ", ")))
+	}
+	return problems
 }
 
 // installedFor returns the runtimes whose conflist directory contains unwind's conflist, in use or

@@ -161,7 +161,8 @@ func keptOff(stateDir string) error {
 
 // WriteOff switches unwind off for all agents. If unwind is already off, WriteOff keeps the file,
 // unless only an agent's --off has switched unwind off. On a full disk, it creates an empty file,
-// which switches unwind off but names nobody.
+// which switches unwind off but names nobody. For --off, it creates none, because no later agent
+// would switch unwind on again.
 func WriteOff(stateDir, by string) error {
 	if was := ReadOff(stateDir); was != nil && (was.By != ByFlag || by == ByFlag) {
 		return nil
@@ -171,7 +172,7 @@ func WriteOff(stateDir, by string) error {
 	if err == nil {
 		err = durable.Replace(path, strings.NewReader(by+"\n"), 0o600)
 	}
-	if err != nil && durable.Create(path) != nil {
+	if err != nil && (by == ByFlag || durable.Create(path) != nil) {
 		return fmt.Errorf("cannot record that unwind is switched off: %w", err)
 	}
 	return nil

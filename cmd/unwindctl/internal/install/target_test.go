@@ -14,7 +14,8 @@ import (
 
 // TestPlaces: a directory that no flag sets comes from the runtime. A plugin directory from a flag
 // comes before the runtime's own directories. If flags set both directories but no runtime, and
-// no runtime uses that conflist directory, the flag's plugin directory is the only one.
+// no runtime uses that conflist directory, the flag's plugin directory is the only one. A directory
+// from a flag is a problem if a kubelet's runtime reports others.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	// told returns a runtime's answer, with its plugin directories, conflist directory and
@@ -27,7 +28,11 @@ func TestPlaces(t *testing.T) {
 	both := map[string]string{nodetest.ContainerdSocket: gke, nodetest.K3sSocket: told(`"/opt/cni/bin"`, "/k3s", 1)}
 	twoDirs := map[string]string{nodetest.ContainerdSocket: told(`"/a", "/b"`, "/etc/cni/net.d", 1)}
 	sameDirs := map[string]string{nodetest.ContainerdSocket: told(`"/a", "/b"`, "/etc/cni/net.d", 0), nodetest.K3sSocket: told(`"/a"`, "/etc/cni/net.d", 0)}
+	kubelet := map[string]string{nodetest.K3sSocket: told(`"/a"`, "/etc/cni/net.d", 1)}
+	linked := map[string]string{nodetest.K3sSocket: told(`"/usr"`, "/etc", 1)}
 	silent := map[string]string{nodetest.ContainerdSocket: ""}
+	searched := map[string]string{"no answer": "", "no answer, one directory given": "/b /opt/cni/bin", "a kubelet's, plugins elsewhere": "/a",
+		"its plugins elsewhere": "/b /home/kubernetes/bin", "no runtime": "/opt/cni/bin"} // by name
 	for _, c := range []struct {
 		name     string
 		told     map[string]string // the runtimes' answers, by socket
@@ -54,7 +59,13 @@ func TestPlaces(t *testing.T) {
 		{"another than the two", both, Target{Runtime: "b"}, "", "", 0, `runtime "b" is not on this machine; found: containerd, k3s`},
 		{"one that is not there", nil, Target{Runtime: "a"}, "", "", 0, `runtime "a" is not on this machine; found: -`},
 		{"one of two", both, Target{Runtime: "k3s"}, "/k3s", "/opt/cni/bin", 0, "The runtime is k3s, "},
-		{"one of two, both its directories elsewhere", both, Target{Runtime: "k3s", ConfDir: "/c", BinDir: "/b"}, "/c", "/b /opt/cni/bin", 0, "The runtime is k3s, "},
+		{"one of two, both its directories elsewhere", both, Target{Runtime: "k3s", ConfDir: "/c", BinDir: "/b"}, "/c", "/b /opt/cni/bin", 2, "The runtime is k3s, "},
+		{"a kubelet's, plugins elsewhere", kubelet, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 1, "The runtime is k3s, "},
+		{"a kubelet's, conflists elsewhere", kubelet, Target{ConfDir: "/c"}, "/c", "/a", 1, "The runtime is k3s, "},
+		{"a kubelet's, given", kubelet, Target{ConfDir: "/etc/cni/net.d", BinDir: "/a"}, "/etc/cni/net.d", "/a", 0, "Using the specified directories."},
+		{"a kubelet's, both elsewhere", kubelet, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b /a", 2, "Using the specified directories."},
+		{"a kubelet's, through links", linked, Target{ConfDir: "/proc/self/root/etc", BinDir: "/proc/self/root/usr"}, "/proc/self/root/etc",
+			"/proc/self/root/usr /usr", 0, "Using the specified directories."},
 		{"no answer", silent, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 1, "The runtime is containerd: using its usual directories."},
 		{"no answer, one directory given", silent, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /opt/cni/bin", 1, "The runtime is containerd"},
 		{"no answer, directories given", silent, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /opt/cni/bin", 0, "Using the specified directories."},
@@ -78,6 +89,9 @@ func TestPlaces(t *testing.T) {
 			if err != nil || r.ConfDir != c.confDir || strings.Join(r.BinDirs, " ") != c.binDirs || len(r.Problems) != c.problems ||
 				!strings.HasPrefix(c.flags.Origin(r), c.whence) {
 				t.Errorf("%+v, %v, %s", r, err, c.flags.Origin(r))
+			}
+			if want, is := searched[c.name]; is && strings.Join(r.Searched, " ") != want {
+				t.Errorf("searched: %v, want %q", r.Searched, want)
 			}
 		})
 	}

@@ -21,6 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	criTimeout = sandbox.Patience
+	_ = os.Unsetenv(podEnv)
 	os.Exit(m.Run())
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -61,8 +62,19 @@ func (d distribution) find(root string) *Runtime {
 		return nil
 	}
 	return &Runtime{Name: d.name, ConfDir: d.confDir, BinDirs: []string{d.binDir}, Socket: d.socket,
-		MaxConfs: 1, Kubelet: d.name != containerd ||
-			anyExists(root, "/var/lib/kubelet", "/var/lib/k0s/kubelet")}
+		MaxConfs: 1, Kubelet: d.name != containerd || hasKubelet(root)}
+}
+
+// podEnv is an environment variable that the kubelet sets in each container.
+const podEnv = "KUBERNETES_SERVICE_HOST"
+
+// InPod reports whether a pod started this program, so the node has a kubelet. --host keeps that.
+func InPod() bool { return os.Getenv(podEnv) != "" }
+
+// hasKubelet reports whether a machine has a kubelet. Outside pods, it does not notice a kubelet
+// with its own --root-dir.
+func hasKubelet(root string) bool {
+	return InPod() || anyExists(root, "/var/lib/kubelet", "/var/lib/k0s/kubelet")
 }
 
 // settle handles directories that an upgrade moves. k3s before October 2024 keeps its plugins in
@@ -120,7 +132,7 @@ func findCRIO(root string) (*Runtime, error) {
 			}
 			return ignoreMissing(err)
 		})
-	r := &Runtime{Name: crio, MaxConfs: 1}
+	r := &Runtime{Name: crio, MaxConfs: 1, Kubelet: hasKubelet(root)}
 	var conf crioConfig
 	for _, file := range files {
 		before := conf.Network

@@ -76,10 +76,10 @@ func TestFindRuntimes(t *testing.T) {
 		})},
 		{"CRI-O that looks for STATUS", map[string]string{"etc/crio/crio.conf": "[crio.network]\ncni_status_grace_period = \"30s\"\n"}, crio(func(r *Runtime) { r.StatusGrace = true })},
 		{"CRI-O that does not", map[string]string{"etc/crio/crio.conf": "[crio.network]\ncni_status_grace_period = \"0s\"\n"}, crio(func(*Runtime) {})},
-		{"OpenShift", map[string]string{"etc/crio/crio.conf.d/00-default": "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d/\"\nplugin_dirs = [\n  \"/var/lib/cni/bin\",\n]\n"},
+		{"OpenShift", map[string]string{"var/lib/kubelet/": "", "etc/crio/crio.conf.d/00-default": "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d/\"\nplugin_dirs = [\n  \"/var/lib/cni/bin\",\n]\n"},
 			crio(func(r *Runtime) {
 				r.Config = "/etc/crio/crio.conf.d/00-default"
-				r.ConfDir, r.BinDirs = "/etc/kubernetes/cni/net.d", []string{"/var/lib/cni/bin"}
+				r.ConfDir, r.BinDirs, r.Kubelet = "/etc/kubernetes/cni/net.d", []string{"/var/lib/cni/bin"}, true
 			})},
 		{"CRI-O, another network by default", map[string]string{
 			"etc/crio/crio.conf":              "[crio.network]\ncni_default_network = \"other\"\n",
@@ -196,6 +196,17 @@ func TestFindAsks(t *testing.T) {
 			}
 			finds(t, files, c.want)
 		})
+	}
+}
+
+// TestKubeletOfPod: a pod's node has a kubelet, even if Find sees neither the kubelet's directory nor
+// a runtime with CRI, as with cri-dockerd. So no container selects its network by name.
+func TestKubeletOfPod(t *testing.T) {
+	t.Setenv(podEnv, "10.96.0.1")
+	found, err := Read(nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: ""}))
+	none, chooseErr := Choose(nil, "")
+	if err != nil || chooseErr != nil || len(found) != 1 || found[0].ByName() || none.ByName() {
+		t.Errorf("%+v, %v; none: %+v, %v", found, err, none, chooseErr)
 	}
 }
 

@@ -37,13 +37,14 @@ type Runtime struct {
 	Config   string   // the socket or file that names the directories; "" for defaults
 	ConfDir  string   // the directory of conflists
 	BinDirs  []string // the plugin directories; unwind is, or will be, installed into the first
+	Searched []string // where the runtime surely searches for plugins; nil if that is only a guess
 	Socket   string   // CRI socket; "" if no runtime was found
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons not to install unwind: "PROBLEM; REMEDY"
 
 	DefaultNetwork string   // the only network that the runtime uses; "" if it uses the first conflist
 	Notes          []string // facts to report that do not prevent an install
-	Kubelet        bool     // a kubelet runs here, and requests containerd's status
+	Kubelet        bool     // a kubelet runs here, and requests the runtime's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 
 	responds bool // over CRI
@@ -79,18 +80,21 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// Silent reports whether the runtime reported no directories, so its usual ones are assumed. It is
-// false for CRI-O, whose directories come from its configuration files.
-func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
+// Known reports whether the directories are those that the runtime uses: it reported them, or it is
+// CRI-O, whose directories come from its configuration files.
+func (r Runtime) Known() bool { return r.Config != "" || r.Name == crio }
+
+// Silent reports whether the runtime reported no directories, so its usual ones are assumed.
+func (r Runtime) Silent() bool { return r.Socket != "" && !r.Known() }
 
 // SkipsInvalid reports whether the runtime uses the next conflist if one is invalid, as CRI-O does
 // (ocicni pkg/ocicni/ocicni.go loadNetworks). containerd fails instead.
 func (r Runtime) SkipsInvalid() bool { return r.Name == crio }
 
 // ByName reports whether containers may select their networks by name, as with nerdctl, podman and
-// Nomad: no CRI runtime was found, or only a containerd that no kubelet uses.
+// Nomad: there is no kubelet, and either no CRI runtime was found, or only a containerd.
 func (r Runtime) ByName() bool {
-	return r.Socket == "" || r.Name == containerd && !r.Kubelet
+	return !r.Kubelet && (r.Socket == "" || r.Name == containerd)
 }
 
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
@@ -243,7 +247,8 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 			term.Join(names))
 	}
 	if len(found) == 0 {
-		return Runtime{ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1}, nil
+		return Runtime{ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1,
+			Kubelet: InPod()}, nil
 	}
 	for _, r := range found[1:] {
 		if r.ConfDir != found[0].ConfDir || r.BinDirs[0] != found[0].BinDirs[0] {
