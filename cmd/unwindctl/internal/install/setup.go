@@ -203,7 +203,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	r := node.Runtime{MaxConfs: 1, Kubelet: node.InPod()}
 	found, err := runtimes()
 	at := slices.IndexFunc(found, func(r node.Runtime) bool { return isAt(r.ConfDir, confDir) })
-	if at < 0 {
+	if at < 0 && node.InPod() { // on a node, they may be those of nerdctl, podman or Nomad
 		at = slices.IndexFunc(found, reported)
 	}
 	switch {

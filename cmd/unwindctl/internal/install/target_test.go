@@ -63,7 +63,7 @@ func TestPlaces(t *testing.T) {
 		{"a kubelet's, plugins elsewhere", kubelet, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 1, "The runtime is k3s, "},
 		{"a kubelet's, conflists elsewhere", kubelet, Target{ConfDir: "/c"}, "/c", "/a", 1, "The runtime is k3s, "},
 		{"a kubelet's, given", kubelet, Target{ConfDir: "/etc/cni/net.d", BinDir: "/a"}, "/etc/cni/net.d", "/a", 0, "Using the specified directories."},
-		{"a kubelet's, both elsewhere", kubelet, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b /a", 2, "Using the specified directories."},
+		{"another runtime's beside a kubelet's", kubelet, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "Using the specified directories."},
 		{"a kubelet's, through links", linked, Target{ConfDir: "/proc/self/root/etc", BinDir: "/proc/self/root/usr"}, "/proc/self/root/etc",
 			"/proc/self/root/usr /usr", 0, "Using the specified directories."},
 		{"no answer", silent, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 1, "The runtime is containerd: using its usual directories."},
@@ -94,6 +94,18 @@ func TestPlaces(t *testing.T) {
 				t.Errorf("searched: %v, want %q", r.Searched, want)
 			}
 		})
+	}
+}
+
+// TestPlacesInPod: if both directories come from the chart, and a kubelet's runtime uses neither, each
+// is a problem. On the node itself, they may be those of nerdctl, podman or Nomad.
+func TestPlacesInPod(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+	cri := &nodetest.FakeCRI{Info: map[string]string{"cniconfig": `{"PluginDirs": ["/a"], "PluginConfDir": "/etc/cni/net.d", "PluginMaxConfNum": 1}`}}
+	root := nodetest.Root(t, map[string]string{nodetest.K3sConfig: "", nodetest.K3sSocket[1:]: "-> " + cri.Serve(t)})
+	r, err := Target{ConfDir: "/c", BinDir: "/b"}.Find(t.Context(), root)
+	if err != nil || r.ConfDir != "/c" || strings.Join(r.BinDirs, " ") != "/b /a" || len(r.Problems) != 2 {
+		t.Errorf("%+v, %v", r, err)
 	}
 }
 
