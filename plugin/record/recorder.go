@@ -89,7 +89,7 @@ const (
 	CountDegraded   = "degraded"            // verb; reason (see trouble)
 )
 
-// ResultOf returns the second label of CountRollbacks for an ADD that was undone as far as possible.
+// ResultOf returns the label "result" of CountRollbacks: pending if DELs remain, else complete.
 func ResultOf(e *journal.Record) string {
 	if len(e.Steps) > 0 {
 		return "pending"

@@ -139,8 +139,8 @@ func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) 
 	return unwritten
 }
 
-// cutOff returns the steps of an ADD that was killed whose own ADDs may have been cut off. The first
-// result makes a record live. So a live record was cut off later if the runtime has no ADD result.
+// cutOff returns the steps of a killed ADD whose plugins may have been cut off. The first result
+// makes a record live. So if the runtime has no result of a live record, a later plugin was cut off.
 func (w *Worker) cutOff(e *journal.Record, mode Mode) []journal.Step {
 	switch {
 	case mode == Rollback:
