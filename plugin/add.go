@@ -293,7 +293,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	_, _, err := a.Undo(ctx, request, reason)
 	lost := cmp.Or(err, a.Node.Journal.Lost)
 	event.Reason, event.Plugins = said, []string{f.Plugin}
-	a.Node.Journal.Event(event, record.CountRollbacks, f.Plugin, record.ResultOf(a.record))
+	a.Node.Journal.Event(event, record.CountRollbacks, f.Plugin, undo.Result(a.record))
 	if lost != nil {
 		a.log.Error("cannot write the journal after a failed ADD", "err", lost, "pending",
 			strings.Join(undo.PendingSteps(a.record), ", "))

@@ -89,14 +89,6 @@ const (
 	CountDegraded   = "degraded"            // verb; reason (see trouble)
 )
 
-// ResultOf returns the label "result" of CountRollbacks: pending if DELs remain, else complete.
-func ResultOf(e *journal.Record) string {
-	if len(e.Steps) > 0 {
-		return "pending"
-	}
-	return "complete"
-}
-
 // trouble returns one word for the cause of a journal failure.
 func trouble(err error) string {
 	for _, t := range []struct {

@@ -100,7 +100,7 @@ func (w *Worker) Undo(
 	case request.Mode == Requested && cutOff != "" && w.Node.SameBoot(e) == decide.True:
 		event.Kind, event.Plugins = journal.RolledBack, []string{cutOff}
 		event.Reason = "the ADD was killed while this plugin, or one after it, was running"
-		w.Node.Journal.Event(event, record.CountRollbacks, cutOff, record.ResultOf(e))
+		w.Node.Journal.Event(event, record.CountRollbacks, cutOff, Result(e))
 	}
 	w.Node.Journal.Flush()
 	return failures, ran, nil
@@ -151,6 +151,14 @@ func (w *Worker) cutOff(e *journal.Record, mode Mode) []journal.Step {
 		return e.Steps[min(1, len(e.Steps)):]
 	}
 	return nil
+}
+
+// Result returns the label "result" of record.CountRollbacks: pending if DELs remain, else complete.
+func Result(e *journal.Record) string {
+	if len(e.Steps) > 0 {
+		return "pending"
+	}
+	return "complete"
 }
 
 // Finish writes a record after a pass, or deletes it if no DEL is pending. Before it deletes a
