@@ -140,7 +140,7 @@ func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) 
 }
 
 // cutOff returns the steps of a killed ADD whose plugins may have been cut off. The first result
-// makes a record live. So if the runtime has no result of a live record, a later plugin was cut off.
+// makes a record live. So if the runtime has no result for it, a later plugin was cut off.
 func (w *Worker) cutOff(e *journal.Record, mode Mode) []journal.Step {
 	switch {
 	case mode == Rollback:
@@ -153,7 +153,7 @@ func (w *Worker) cutOff(e *journal.Record, mode Mode) []journal.Step {
 	return nil
 }
 
-// Result returns the label "result" of record.CountRollbacks: pending if DELs remain, else complete.
+// Result returns the label "result" of record.CountRollbacks: pending if DELs remain.
 func Result(e *journal.Record) string {
 	if len(e.Steps) > 0 {
 		return "pending"
