@@ -156,6 +156,7 @@ func TestMeshUninstalled(t *testing.T) {
 				_ = n.tryGC()
 				n.wantRecords(2)
 				n.wantDropped("mesh", "a", "b")
+				n.want(n.counters()["dropped_deletes mesh"] == 0, "nobody needs to act, but monitoring is told")
 				n.remove(filepath.Join(n.faultyDir(), "taken", "a.eth0.mesh"))
 				n.remove(filepath.Join(n.faultyDir(), "taken", "b.eth0.mesh"))
 			}

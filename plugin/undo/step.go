@@ -65,14 +65,19 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	return done, f
 }
 
-// report logs a failed or dropped DEL, and records a dropped one in the history.
+// report logs a failed or dropped DEL, and records a dropped one in the history. If the plugin has
+// left the chain, the DEL is not counted, because nobody needs to act.
 func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
 	switch {
 	case f != nil && done:
 		u.Log.Warn("DEL dropped: it failed too often", "plugin", after.Type, "tries", after.Tries,
 			"err", after.Last)
+		var counter []string
+		if u.HasLeft(u.Record, after) != decide.True {
+			counter = []string{record.CountDropped, after.Type}
+		}
 		u.record(journal.Dropped, after, fmt.Sprintf("its DEL failed %d times: %s", after.Tries,
-			after.Last), record.CountDropped, after.Type)
+			after.Last), counter...)
 	case f != nil && (before.Code != after.Code || before.Next.Why.Blocked()):
 		msg := "DEL failed and is pending"
 		if u.Mode == Reconstructed {

@@ -99,7 +99,7 @@ func (w *Worker) Undo(
 		w.Node.Journal.Event(event, record.CountSwept, reason.Label())
 	case request.Mode == Requested && cutOff != "" && w.Node.SameBoot(e) == decide.True:
 		event.Kind, event.Plugins = journal.RolledBack, []string{cutOff}
-		event.Reason = "the ADD was killed while this plugin, or one after it, was running"
+		event.Reason = "the ADD was probably killed while this plugin, or one after it, was running"
 		w.Node.Journal.Event(event, record.CountRollbacks, cutOff, Result(e))
 	}
 	w.Node.Journal.Flush()

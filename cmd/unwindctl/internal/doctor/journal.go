@@ -57,8 +57,8 @@ func (e *examination) damaged(all []error) {
 	}
 }
 
-// degraded reports ADDs and DELs that continued without the journal in the last day, by verb and
-// reason.
+// degraded reports ADDs and DELs that continued without the journal, by verb and reason, if the
+// last one is less than a day old.
 func (e *examination) degraded(found *inspect.Report) {
 	for _, c := range found.Counters {
 		if c.Name != record.CountDegraded || len(c.Labels) != 2 || time.Since(c.Last) > lately {
@@ -83,7 +83,7 @@ func (e *examination) lastSweep(s *inspect.Report) {
 	}
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
 	switch age := term.Ago(s.LastSweep); {
-	case e.observe: // no sweep is expected
+	case e.observe && s.LastSweep.IsZero(): // no sweep is expected
 	case s.LastSweep.IsZero() && slices.ContainsFunc(s.Attachments, old):
 		e.add("sweep", Warning, remedy, "no sweep has finished yet")
 	case s.LastSweep.IsZero():
@@ -223,8 +223,11 @@ func addProcesses(k journal.Key) (processes []string) {
 	return processes
 }
 
-// dropped reports the DELs that were dropped in the last day, by plugin.
+// dropped reports the DELs that were dropped in the last day, by plugin. It omits those of plugins
+// that had left the chain, which are not counted.
 func (e *examination) dropped(events []journal.Event) {
+	events = slices.DeleteFunc(slices.Clone(events),
+		func(e journal.Event) bool { return len(e.Count) == 0 })
 	count, last := countEvents(events, journal.Dropped, lately)
 	for _, of := range slices.Sorted(maps.Keys(count)) {
 		e.add("attachments", Warning, "check what the plugin may have left behind; unwindctl history "+

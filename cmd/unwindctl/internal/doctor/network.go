@@ -227,7 +227,7 @@ func (e *examination) entry(
 	switch e.observe = c.Unwind.Observes(); {
 	case e.observe:
 		e.add("configuration", OK, "", "unwind only observes (--observe): it undoes failed ADDs, but "+
-			"sweeps release nothing")
+			"STATUS, GC and the agent release nothing; unwindctl sweep does")
 	case !c.Unwind.SweepOnStatus:
 		e.add("configuration", Warning,
 			"remove sweepOnStatus from unwind's entry, or run unwindctl sweep from a timer",

@@ -101,7 +101,7 @@ type examination struct {
 	Report
 	binPath string            // the plugin directories, in CNI_PATH's format
 	used    *netconf.Conflist // the conflist that runs unwind, or nil
-	observe bool              // unwind's entry forbids every sweep
+	observe bool              // unwind's entry forbids sweeps on STATUS and GC
 }
 
 // Examine checks the runtime, the conflist and its chain, the plugins, the state directory, the

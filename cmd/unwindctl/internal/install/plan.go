@@ -210,12 +210,14 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
-// elsewhere reports whether somebody chose a chainFile outside ConfDir on purpose. A file that has
-// a valid namesake in ConfDir was not chosen: the runtime's directory was changed, and its files
-// were copied, including unwind's conflist. The provider updates only the new file.
+// elsewhere reports whether somebody chose a chainFile outside ConfDir on purpose. Nobody did if the
+// chainFile is beside a conflist of unwind, and has a valid namesake in ConfDir: the runtime's
+// directory was changed, and its files were copied. The provider updates only the new file.
 func (s Setup) elsewhere(chainFile string) bool {
-	_, err := netconf.ReadConflist(filepath.Join(s.ConfDir, filepath.Base(chainFile)))
-	return filepath.Dir(chainFile) != s.ConfDir && err != nil
+	dir, name := filepath.Split(chainFile)
+	before := Setup{ConfDir: filepath.Clean(dir), File: s.File}
+	_, err := netconf.ReadConflist(filepath.Join(s.ConfDir, name))
+	return !isAt(s.ConfDir, before.ConfDir) && (err != nil || len(before.own()) == 0)
 }
 
 // Provider returns the provider's file that unwind's conflist names. It returns "" if that file
@@ -225,7 +227,7 @@ func (s Setup) elsewhere(chainFile string) bool {
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)
-	if first == "" || first == named || !durable.Exists(named) || s.elsewhere(named) {
+	if first == "" || isAt(first, named) || !durable.Exists(named) || s.elsewhere(named) {
 		return named
 	}
 	taken, _ := netconf.ReadConflist(first)
@@ -250,7 +252,7 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) (sure bool, err erro
 	first := s.Without(r)
 	taken, _ := netconf.ReadConflist(first)
 	chain, _ := netconf.ReadConflist(chainFile)
-	if first == chainFile || s.elsewhere(chainFile) || taken == nil || chain == nil {
+	if isAt(first, chainFile) || s.elsewhere(chainFile) || taken == nil || chain == nil {
 		return true, nil
 	}
 	hint := "to use the file that the runtime would use, run unwindctl install (or the agent) " +

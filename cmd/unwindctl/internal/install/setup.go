@@ -202,12 +202,14 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	}
 	r := node.Runtime{MaxConfs: 1, Kubelet: node.InPod()}
 	found, err := runtimes()
-	at := slices.IndexFunc(found, func(r node.Runtime) bool { return isAt(r.ConfDir, confDir) })
-	if at < 0 && node.InPod() { // on a node, they may be those of nerdctl, podman or Nomad
-		at = slices.IndexFunc(found, reported)
+	at := slices.IndexFunc(found, func(r node.Runtime) bool {
+		return isAt(r.ConfDir, confDir) && len(unused(r, "", binDir)) == 0
+	})
+	if at < 0 {
+		at = slices.IndexFunc(found, func(r node.Runtime) bool { return isAt(r.ConfDir, confDir) })
 	}
 	switch {
-	case p.given() && at >= 0: // the runtime of that directory or the kubelet's, without its problems
+	case p.given() && at >= 0: // the runtime of that directory, without its problems
 		r = found[at]
 		r.Problems = nil
 		r.Check()
@@ -222,7 +224,9 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 			return r, err
 		}
 	}
-	r.Problems = append(r.Problems, unused(r, confDir, binDir)...)
+	if !p.given() || node.InPod() { // a node's operator may set both for nerdctl, podman or Nomad
+		r.Problems = append(r.Problems, unused(r, confDir, binDir)...)
+	}
 	r.Searched = r.BinDirs // what a kubelet's runtime reported; for others, see below
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
 	installed := slices.IndexFunc(r.BinDirs, func(dir string) bool {
@@ -245,10 +249,10 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	return r, nil
 }
 
-// isAt reports whether a runtime's directory is the given one, perhaps through a link.
+// isAt reports whether two paths are equal, or lead to the same file or directory through links.
 func isAt(dir, given string) bool { return dir == given || same(dir, given) }
 
-// reported reports whether a kubelet's pods surely use a runtime's directories. A containerd
+// reported reports whether a kubelet's pods probably use a runtime's directories. A containerd
 // without a kubelet reports directories too, but nerdctl may use others.
 func reported(r node.Runtime) bool { return r.Kubelet && r.Known() }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +12,12 @@ import (
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/plugintest/nodetest"
 )
+
+// TestMain makes the tests independent of whether they run in a pod.
+func TestMain(m *testing.M) {
+	_ = os.Unsetenv("KUBERNETES_SERVICE_HOST")
+	os.Exit(m.Run())
+}
 
 // TestPlaces: a directory that no flag sets comes from the runtime. A plugin directory from a flag
 // comes before the runtime's own directories. If flags set both directories but no runtime, and
@@ -64,6 +71,7 @@ func TestPlaces(t *testing.T) {
 		{"a kubelet's, conflists elsewhere", kubelet, Target{ConfDir: "/c"}, "/c", "/a", 1, "The runtime is k3s, "},
 		{"a kubelet's, given", kubelet, Target{ConfDir: "/etc/cni/net.d", BinDir: "/a"}, "/etc/cni/net.d", "/a", 0, "Using the specified directories."},
 		{"another runtime's beside a kubelet's", kubelet, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "Using the specified directories."},
+		{"perhaps another runtime's plugins", kubelet, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "Using"},
 		{"a kubelet's, through links", linked, Target{ConfDir: "/proc/self/root/etc", BinDir: "/proc/self/root/usr"}, "/proc/self/root/etc",
 			"/proc/self/root/usr /usr", 0, "Using the specified directories."},
 		{"no answer", silent, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 1, "The runtime is containerd: using its usual directories."},
@@ -97,14 +105,14 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestPlacesInPod: if both directories come from the chart, and a kubelet's runtime uses neither, each
-// is a problem. On the node itself, they may be those of nerdctl, podman or Nomad.
+// TestPlacesInPod: in a pod, a plugin directory that the runtime does not use is a problem even if the
+// chart sets both directories. On the node itself, they may be those of nerdctl, podman or Nomad.
 func TestPlacesInPod(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
 	cri := &nodetest.FakeCRI{Info: map[string]string{"cniconfig": `{"PluginDirs": ["/a"], "PluginConfDir": "/etc/cni/net.d", "PluginMaxConfNum": 1}`}}
 	root := nodetest.Root(t, map[string]string{nodetest.K3sConfig: "", nodetest.K3sSocket[1:]: "-> " + cri.Serve(t)})
-	r, err := Target{ConfDir: "/c", BinDir: "/b"}.Find(t.Context(), root)
-	if err != nil || r.ConfDir != "/c" || strings.Join(r.BinDirs, " ") != "/b /a" || len(r.Problems) != 2 {
+	r, err := Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}.Find(t.Context(), root)
+	if err != nil || len(r.Problems) != 1 || !slices.Equal(r.Searched, []string{"/a"}) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -37,7 +37,7 @@ type Runtime struct {
 	Config   string   // the socket or file that names the directories; "" for defaults
 	ConfDir  string   // the directory of conflists
 	BinDirs  []string // the plugin directories; unwind is, or will be, installed into the first
-	Searched []string // where the runtime surely searches for plugins; nil if that is only a guess
+	Searched []string // where the runtime searches for plugins; nil if it reports nothing yet
 	Socket   string   // CRI socket; "" if no runtime was found
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons not to install unwind: "PROBLEM; REMEDY"
@@ -80,8 +80,8 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// Known reports whether the directories are those that the runtime uses: it reported them, or it is
-// CRI-O, whose directories come from its configuration files.
+// Known reports whether the directories come from the runtime: it reported them, or it is CRI-O,
+// whose directories come from its configuration files.
 func (r Runtime) Known() bool { return r.Config != "" || r.Name == crio }
 
 // Silent reports whether the runtime reported no directories, so its usual ones are assumed.
