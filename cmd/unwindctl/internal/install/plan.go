@@ -210,8 +210,8 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
-// elsewhere reports whether somebody chose a chainFile outside ConfDir on purpose. Nobody did if the
-// chainFile is beside a conflist of unwind, and has a valid namesake in ConfDir: the runtime's
+// elsewhere reports whether somebody chose a chainFile outside ConfDir on purpose. If the file is
+// beside a conflist of unwind, and has a valid namesake in ConfDir, nobody did: the runtime's
 // directory was changed, and its files were copied. The provider updates only the new file.
 func (s Setup) elsewhere(chainFile string) bool {
 	dir, name := filepath.Split(chainFile)

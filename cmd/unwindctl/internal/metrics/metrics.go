@@ -64,8 +64,8 @@ var helps = map[string][]string{
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
 		"the minute; absent if no sweep has finished."},
 	"duplicate_addresses_total": {"Addresses assigned while another attachment was using them."},
-	"dropped_deletes_total": {"Pending DELs that unwind dropped, because they failed for about a day, " +
-		"without DELs of plugins that have left the chain.", "plugin"},
+	"dropped_deletes_total": {"Pending DELs that unwind dropped, because they failed for about a " +
+		"day, without DELs of plugins that have left the chain.", "plugin"},
 	"degraded_operations_total": {"ADDs and DELs that continued without the journal. The count may " +
 		"be too low, because a full or read-only disk keeps unwind from counting.", "verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
