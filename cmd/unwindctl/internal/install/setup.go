@@ -202,11 +202,11 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	}
 	r := node.Runtime{MaxConfs: 1, Kubelet: node.InPod()}
 	found, err := runtimes()
-	at := slices.IndexFunc(found, func(r node.Runtime) bool {
-		return isAt(r.ConfDir, confDir) && len(unused(r, "", binDir)) == 0
-	})
+	uses := func(r node.Runtime) bool { return isAt(r.ConfDir, confDir) }
+	at := slices.IndexFunc(found, // preferably a runtime that searches binDir, too
+		func(r node.Runtime) bool { return uses(r) && len(unused(r, "", binDir)) == 0 })
 	if at < 0 {
-		at = slices.IndexFunc(found, func(r node.Runtime) bool { return isAt(r.ConfDir, confDir) })
+		at = slices.IndexFunc(found, uses)
 	}
 	switch {
 	case p.given() && at >= 0: // the runtime of that directory, without its problems
@@ -224,10 +224,12 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 			return r, err
 		}
 	}
-	if !p.given() || node.InPod() { // a node's operator may set both for nerdctl, podman or Nomad
+	// a node's operator may set both directories for nerdctl, podman or Nomad
+	ofKubelet := reported(r) && (!p.given() || node.InPod())
+	if ofKubelet {
 		r.Problems = append(r.Problems, unused(r, confDir, binDir)...)
+		r.Searched = r.BinDirs
 	}
-	r.Searched = r.BinDirs // what a kubelet's runtime reported; for others, see below
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
 	installed := slices.IndexFunc(r.BinDirs, func(dir string) bool {
 		return durable.Exists(Setup{BinDir: dir}.plugin())
@@ -240,10 +242,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
 			func(dir string) bool { return dir == binDir })...)
 	}
-	switch {
-	case r.Silent() && binDir == "":
-		r.Searched = nil
-	case !reported(r):
+	if !ofKubelet && (!r.Silent() || binDir != "") {
 		r.Searched = r.BinDirs
 	}
 	return r, nil

@@ -39,7 +39,7 @@ func TestPlaces(t *testing.T) {
 	linked := map[string]string{nodetest.K3sSocket: told(`"/usr"`, "/etc", 1)}
 	silent := map[string]string{nodetest.ContainerdSocket: ""}
 	searched := map[string]string{"no answer": "", "no answer, one directory given": "/b /opt/cni/bin", "a kubelet's, plugins elsewhere": "/a",
-		"its plugins elsewhere": "/b /home/kubernetes/bin", "no runtime": "/opt/cni/bin"} // by name
+		"its plugins elsewhere": "/b /home/kubernetes/bin", "perhaps another runtime's plugins": "/b /a", "no runtime": "/opt/cni/bin"} // by name
 	for _, c := range []struct {
 		name     string
 		told     map[string]string // the runtimes' answers, by socket
