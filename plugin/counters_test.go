@@ -293,14 +293,14 @@ func TestNotes(t *testing.T) {
 			n.plan(pooled.ADD("kill-parent"))
 			n.wantError(a.tryAdd())
 			a.del()
-		}, []string{"rolled-back a [] [faulty]: " + "the ADD was probably killed"}, []string{"rollbacks faulty complete 1"}},
+		}, []string{"rolled-back a [] [faulty]: the ADD was probably killed"}, []string{"rollbacks faulty complete 1"}},
 		{"ADD killed after the first result", func(n *node, a *pod) {
 			n.plan(p1.ADD("kill-parent"), p1.DEL("fail"))
 			n.wantError(a.tryAdd())
 			n.wantError(a.tryDel())
 			n.plan()
 			a.del()
-		}, []string{"rolled-back a [IP2] [faulty]: " + "the ADD was probably killed"}, []string{"rollbacks faulty pending 1"}},
+		}, []string{"rolled-back a [IP2] [faulty]: the ADD was probably killed"}, []string{"rollbacks faulty pending 1"}},
 		{"a plugin is missing", func(n *node, a *pod) {
 			n.chain(pooled, p1, named("gone"))
 			n.wantError(a.tryAdd())

@@ -60,9 +60,9 @@ func (w *Worker) Undo(
 	ctx context.Context, request Request, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {
 	e, foreign := request.Record, reason.Is(decide.OtherMachine)
-	var cutOff string // the first plugin whose ADD may have been cut off
+	var killed string // the first plugin whose ADD may have been cut off
 	if steps := w.cutOff(e, request.Mode); len(steps) > 0 {
-		cutOff = steps[0].Type
+		killed = steps[0].Type
 	}
 	if foreign {
 		if err := purge(ctx, e); err != nil {
@@ -97,10 +97,10 @@ func (w *Worker) Undo(
 		w.Node.Journal.Event(event)
 	case !request.Mode.ofVerb() && len(e.Steps) == 0 || foreign:
 		w.Node.Journal.Event(event, record.CountSwept, reason.Label())
-	case request.Mode == Requested && cutOff != "" && w.Node.SameBoot(e) == decide.True:
-		event.Kind, event.Plugins = journal.RolledBack, []string{cutOff}
+	case request.Mode == Requested && killed != "" && w.Node.SameBoot(e) == decide.True:
+		event.Kind, event.Plugins = journal.RolledBack, []string{killed}
 		event.Reason = "the ADD was probably killed while this plugin, or one after it, was running"
-		w.Node.Journal.Event(event, record.CountRollbacks, cutOff, Result(e))
+		w.Node.Journal.Event(event, record.CountRollbacks, killed, Result(e))
 	}
 	w.Node.Journal.Flush()
 	return failures, ran, nil

@@ -78,7 +78,7 @@ const sweptLately = 10 * time.Minute
 
 func (e *examination) lastSweep(s *inspect.Report) {
 	remedy := node.Timer + ", or run the agent (unwindctl run)"
-	if install.AgentProcess(e.StateDir) != "" {
+	if e.agent != "" {
 		remedy = "the agent's log explains why its sweeps do not finish"
 	}
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
@@ -369,8 +369,8 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 		e.add("journal", Warning, "keep it until the cause is known, then remove it",
 			"unwind set a damaged journal aside: %s", strings.Join(aside, ", "))
 	}
-	if pid := install.AgentProcess(e.StateDir); pid != "" {
-		e.add("agent", OK, "", "the agent runs as process %s", pid)
+	if e.agent != "" {
+		e.add("agent", OK, "", "the agent runs as process %s", e.agent)
 	}
 }
 

@@ -301,9 +301,9 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		case name == netconf.Name && e.plugin != e.Version:
 			remedy := "run the unwindctl install of the release that you want (which -a unwindctl lists " +
 				"the copies on this node)"
-			if pid := install.AgentProcess(e.StateDir); pid != "" {
+			if e.agent != "" {
 				remedy = fmt.Sprintf("upgrade the agent (process %s), which installs its own version of the "+
-					"plugin; if it is new already, its log explains why it has not", pid)
+					"plugin; if it is new already, its log explains why it has not", e.agent)
 			}
 			e.add("plugins", Warning, remedy,
 				"%s is from a different release (%s) than this unwindctl (%s)", path, term.OrDash(e.plugin),

@@ -102,6 +102,7 @@ type examination struct {
 	binPath string            // the plugin directories, in CNI_PATH's format
 	used    *netconf.Conflist // the conflist that runs unwind, or nil
 	observe bool              // unwind's entry forbids sweeps on STATUS and GC
+	agent   string            // the agent's process ID, or ""
 }
 
 // Examine checks the runtime, the conflist and its chain, the plugins, the state directory, the
@@ -131,6 +132,7 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 		e.add("journal", Warning, "omit --state-dir to examine unwind's journal",
 			"examining the journal in %s, but unwind uses the one in %s", e.StateDir, conf.StateDir)
 	}
+	e.agent = install.AgentProcess(e.StateDir)
 	if chain != nil {
 		e.plugins(ctx, r, chain)
 	}
