@@ -304,6 +304,9 @@ func (s Setup) readSource(p *Plan) error {
 		return term.WithHint("set --provider-conf to the conflist of the network's provider",
 			"%s already runs unwind",
 			path)
+	case managed(p.Source.Data) != nil:
+		return term.WithHint("set --provider-conf to another conflist", "%s: %w", path,
+			managed(p.Source.Data))
 	case p.Source.Name == "":
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
 	case utils.ValidateNetworkName(p.Source.Name) != nil:

@@ -36,10 +36,8 @@ func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 		}
 	}
 	switch wrapped := slices.Contains(src.Types, netconf.Name); {
-	case keys["nerdctlID"] != nil || keys["nerdctlLabels"] != nil:
-		return nil, errors.New("this network belongs to nerdctl, which reads the file's first plugin: " +
-			"with unwind there, nerdctl gives its next network the same subnet, and nerdctl network rm " +
-			"does not remove the bridge; use a conflist of your own instead")
+	case managed(src.Data) != nil:
+		return nil, managed(src.Data)
 	case src.Name == "":
 		return nil, errors.New(`key "name" is missing`)
 	case single && filepath.Ext(src.Path) == ".conflist":
@@ -63,6 +61,30 @@ func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 			`unwind's chain; move them to the end of key "plugins"`, directory))
 	}
 	return out, nil
+}
+
+// managed returns an error if nerdctl or podman manages a conflist's network. They read the subnet
+// and the bridge from the first plugin (nerdctl pkg/netutil/netutil.go, containers/common
+// libnetwork/cni/cni_conversion.go). nerdctl marks its files with keys. podman names its bridges
+// cni-podman1, cni-podman2 and so on. The bridge of podman's default network is cni-podman0: podman
+// gives the subnet of that network to no other one.
+func managed(conflist []byte) error {
+	keys := netconf.ObjectOf(conflist)
+	var plugins []struct{ Bridge string }
+	_ = json.Unmarshal(keys["plugins"], &plugins)
+	var program string
+	switch {
+	case keys["nerdctlID"] != nil || keys["nerdctlLabels"] != nil:
+		program = "nerdctl"
+	case len(plugins) > 0 && plugins[0].Bridge != "cni-podman0" &&
+		strings.HasPrefix(plugins[0].Bridge, "cni-podman"):
+		program = "podman"
+	default:
+		return nil
+	}
+	return fmt.Errorf("this network belongs to %[1]s, which reads the file's first plugin: with "+
+		"unwind there, %[1]s gives its next network the same subnet, and %[1]s network rm does not "+
+		"remove the bridge; use a conflist of your own instead", program)
 }
 
 // listKeys are a list's top-level keys, in the only spelling that libcni reads. unwind's decoder

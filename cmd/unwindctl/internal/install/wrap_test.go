@@ -167,6 +167,7 @@ func TestWrapRefuses(t *testing.T) {
 		{"huge as a runtime writes it", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "x": "` + strings.Repeat("<", 700<<10) + `"}]}`, "bytes; at most 4194304 are allowed"},
 		{"too deep when wrapped", `{"cniVersion": "1.0.0", "name": "net", "x": ` + strings.Repeat("[", 9998) + strings.Repeat("]", 9998) + `, ` + a + `}`, "the wrapped configuration: not valid JSON"},
 		{"nerdctl's", `{"cniVersion": "1.0.0", "name": "net", "nerdctlID": "0", "nerdctlLabels": {}, ` + a + `}`, "this network belongs to nerdctl"},
+		{"podman's", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "cni-podman1"}]}`, "this network belongs to podman"},
 		{"no name", `{"cniVersion": "1.0.0", ` + a + `}`, `key "name" is missing`},
 		{"no name in it", `{"cniVersion": "1.0.0", "name": null, ` + a + `}`, `key "name" is missing`},
 		{"a name that is a path", `{"cniVersion": "1.0.0", "name": "../net", ` + a + `}`, `key "name": "../net" is not a valid network name`},
