@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -59,6 +60,9 @@ func checkDirs(cmd *cobra.Command, names ...string) {
 		for _, name := range names {
 			flag := cmd.Flags().Lookup(name)
 			dir := flag.Value.String()
+			if name == "cni-bin-dir" { // a list
+				dir, _, _ = strings.Cut(dir, ":")
+			}
 			if !flag.Changed || dir == "" || name == "cache-dir" && dir == noCache {
 				continue
 			}
@@ -129,7 +133,8 @@ func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {
 	cmd.Flags().StringVar(&flags.ConfDir, "conf-dir", "",
 		"set the runtime's conflist directory to `DIR` (default: detected)")
 	cmd.Flags().StringVar(&flags.BinDir, "cni-bin-dir", "",
-		"set the runtime's plugin directory to `DIR` (default: detected)")
+		"set the runtime's plugin directory to `DIR`, or to a list like CNI_PATH, whose first "+
+			"directory gets unwind (default: detected)")
 	cmd.Flags().StringVar(&flags.File, "unwind-file", "",
 		"use `NAME` for unwind's file; it must sort first (default 00-unwind.json, or "+
 			"00-unwind.conflist without a CRI runtime)")

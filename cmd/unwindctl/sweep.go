@@ -81,8 +81,8 @@ func sweepCommand() *cobra.Command {
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")
 	cmd.Flags().StringVar(&flags.opts.Path, "cni-bin-dir", "",
-		"look in `DIR` for the plugins of attachments that are not in the journal "+
-			"(default: the runtimes' directories)")
+		"look in `DIR`, or in a list like CNI_PATH, for the plugins of attachments that are not in the "+
+			"journal (default: the runtimes' directories)")
 	_ = cmd.MarkFlagDirname("cni-bin-dir")
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones",
 		slices.Concat(lookFormats, []term.Format{term.Line})...)

@@ -56,7 +56,13 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 				set(key, "true")
 			}
 		}
-		if list["cniVersions"] == nil {
+		switch {
+		case list["cniVersions"] != nil:
+		// With 1.1.0, Nomad would call STATUS before each DEL, and omit the DEL if STATUS failed (nomad
+		// 1.9.7 client/allocrunner/networking_cni.go Teardown). nerdctl and podman never call STATUS.
+		case s.ByName:
+			set("cniVersions", `["1.0.0"]`)
+		default:
 			set("cniVersions", `["1.0.0", "1.1.0"]`)
 		}
 	}

@@ -63,7 +63,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	}
 	printErr := term.Print(to.Out, header+"\n"+done.String())
 	if err == nil && !o.DryRun {
-		_ = term.Print(to.Out, o.advice(ctx, r))
+		_ = term.Print(to.Out, o.advice(ctx, r, s))
 	}
 	return errors.Join(err, printErr)
 }
@@ -135,7 +135,7 @@ func (o Options) install(
 			"another --install-dir\n", err))
 		err = nil
 	case o.UnitDir != "" && err == nil:
-		err = done.Make(ctx, s.installUnits(o.UnitDir, o.ProgramDir))
+		err = done.Make(ctx, o.installUnits(s))
 	}
 	if p.CopyErr != nil {
 		err = errors.Join(err, term.WithHint("run unwindctl install again once "+s.stateDir()+" is "+
@@ -255,29 +255,30 @@ func (s Setup) awaitAgent(pid string) Step {
 
 // Setup returns the setup for a runtime with these options.
 func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
-	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: o.Conf,
-		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary, Observe: o.Observe}
-	if o.StateDir == "" {
-		return s, nil
-	}
-	var err error
-	s.StateDir, err = filepath.Abs(o.StateDir)
-	return s, err
+	source, sourceErr := absolute(o.Conf)
+	stateDir, stateErr := absolute(o.StateDir)
+	return Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: source, StateDir: stateDir,
+		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), ByName: o.ByName(r),
+		Binary: o.Binary, Observe: o.Observe}, errors.Join(sourceErr, stateErr)
 }
 
 // advice tells the user what to do after an install.
-func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
+func (o Options) advice(ctx context.Context, r node.Runtime, s Setup) (text string) {
 	if o.UnitDir != "" {
 		text = "To run sweeps with systemd, run systemctl daemon-reload && systemctl enable --now " +
 			"unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd, run systemctl " +
 			"daemon-reload && systemctl enable unwind-agent.service unwind-sweep-boot.service && " +
 			"systemctl restart unwind-agent.service\n"
 	}
-	if o.Observe {
+	switch {
+	case o.Observe:
 		text += "Because of --observe, STATUS and GC release nothing. Dead attachments stay until " +
 			"unwindctl sweep, its timer or an agent releases them. To change that, install again " +
 			"without --observe.\n"
-	} else if o.UnitDir == "" {
+	case o.UnitDir != "":
+	case s.ByName:
+		text += "nerdctl, podman and Nomad trigger no sweep: " + node.Timer + "\n"
+	default:
 		text += r.SweepAdvice(ctx) + "\n"
 	}
 	off := "unwindctl off"

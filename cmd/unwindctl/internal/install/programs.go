@@ -82,24 +82,55 @@ func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Ch
 	}}, nil
 }
 
-// installUnits returns the step that writes the systemd units, which run unwindctl from programDir
-// and need the state directory. It does not enable them.
-func (s Setup) installUnits(unitDir, programDir string) Step {
+// installUnits returns the step that writes the systemd units. They run unwindctl from ProgramDir,
+// with the flags of the install that choose files and directories. The step does not enable them.
+func (o Options) installUnits(s Setup) Step {
 	return func(context.Context) (changes []*Change, err error) {
 		files, err := units.ReadDir(unitSource)
-		here := strings.NewReplacer(unitProgram, filepath.Join(programDir, programs[0]),
-			netconf.DefaultStateDir, s.stateDir())
+		program := filepath.Join(o.ProgramDir, programs[0])
+		agent, sweep, flagErr := o.unitFlags(s)
+		here := strings.NewReplacer(unitProgram+" run", program+" run"+agent,
+			unitProgram+" sweep", program+" sweep"+sweep, netconf.DefaultStateDir, s.stateDir())
 		for _, f := range files {
 			data, readErr := units.ReadFile(path.Join(unitSource, f.Name()))
 			text := here.Replace(string(data))
-			one, putErr := put(filepath.Join(unitDir, f.Name()), 0o644, func() (io.ReadCloser, error) {
+			one, putErr := put(filepath.Join(o.UnitDir, f.Name()), 0o644, func() (io.ReadCloser, error) {
 				return io.NopCloser(strings.NewReader(text)), nil
 			})
 			changes, err = append(changes, one), errors.Join(err, readErr, putErr)
 		}
-		return changes, err
+		return changes, errors.Join(err, flagErr)
 	}
 }
+
+// unitFlags returns the install's flags for the agent and for the sweeps, as text for ExecStart.
+func (o Options) unitFlags(s Setup) (agent, sweep string, err error) {
+	binDirs, err := o.binDirs()
+	for _, flag := range []struct {
+		name, given, value string
+		sweeps             bool // whether sweep has this flag, too
+	}{
+		{"runtime", o.Runtime, o.Runtime, false},
+		{"conf-dir", o.ConfDir, s.ConfDir, true},
+		{"cni-bin-dir", o.BinDir, strings.Join(binDirs, ":"), true},
+		{"unwind-file", o.File, o.File, false},
+		{"provider-conf", o.Conf, s.Source, false},
+		{"state-dir", o.StateDir, s.StateDir, true},
+	} {
+		if flag.given == "" {
+			continue
+		}
+		text := fmt.Sprintf(" \"--%s=%s\"", flag.name, inUnit.Replace(flag.value))
+		agent += text
+		if flag.sweeps {
+			sweep += text
+		}
+	}
+	return agent, sweep, err
+}
+
+// inUnit quotes a text for systemd's ExecStart (systemd.service(5), "Command lines").
+var inUnit = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "%", "%%", "$", "$$")
 
 // removeUnits returns the changes that remove the systemd units, unless they are needed. Units in
 // DefaultUnitDir are stopped first.

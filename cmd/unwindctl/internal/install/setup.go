@@ -71,6 +71,7 @@ type Setup struct {
 	Source          string // the provider's conflist, "" = the first in ConfDir except unwind's
 	File            string // the name of unwind's conflist, "" = ownList
 	CNIVersion      string // the newest that the runtime supports, "" = unknown
+	ByName          bool   // for nerdctl, podman or Nomad, which choose networks by name
 	Binary          string // the plugin to install, "" = unwind next to this program
 	StateDir        string // "" = the one in unwind's conflist, else the default
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
@@ -160,8 +161,21 @@ type Plan struct {
 	CopyErr  error // why the provider's file could not be copied
 }
 
-// Target selects the runtime and the directories, as given by flags.
+// Target selects the runtime and the directories, as given by flags. BinDir may be a list like
+// CNI_PATH: unwind is installed into its first directory.
 type Target struct{ Runtime, ConfDir, BinDir, File string }
+
+// binDirs returns the given plugin directories.
+func (p Target) binDirs() (dirs []string, err error) {
+	for _, dir := range filepath.SplitList(p.BinDir) {
+		dir, dirErr := absolute(dir)
+		err = errors.Join(err, dirErr)
+		if dir != "" {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, err
+}
 
 // Find returns the selected runtime, with the given directories.
 func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
@@ -196,15 +210,15 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 			".conflist file, without a directory", p.File)
 	}
 	confDir, confErr := absolute(p.ConfDir)
-	binDir, binErr := absolute(p.BinDir)
+	binDirs, binErr := p.binDirs()
 	if err := errors.Join(confErr, binErr); err != nil {
 		return node.Runtime{}, err
 	}
 	r := node.Runtime{MaxConfs: 1, Kubelet: node.InPod()}
 	found, err := runtimes()
 	uses := func(r node.Runtime) bool { return isAt(r.ConfDir, confDir) }
-	at := slices.IndexFunc(found, // preferably a runtime that searches binDir, too
-		func(r node.Runtime) bool { return uses(r) && len(unused(r, "", binDir)) == 0 })
+	at := slices.IndexFunc(found, // preferably a runtime that searches binDirs, too
+		func(r node.Runtime) bool { return uses(r) && len(unused(r, "", binDirs)) == 0 })
 	if at < 0 {
 		at = slices.IndexFunc(found, uses)
 	}
@@ -227,7 +241,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	// a node's operator may set both directories for nerdctl, podman or Nomad
 	ofKubelet := reported(r) && (!p.given() || node.InPod())
 	if ofKubelet {
-		r.Problems = append(r.Problems, unused(r, confDir, binDir)...)
+		r.Problems = append(r.Problems, unused(r, confDir, binDirs)...)
 		r.Searched = r.BinDirs
 	}
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
@@ -238,11 +252,9 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 		dir := r.BinDirs[installed]
 		r.BinDirs = slices.Insert(slices.Delete(slices.Clone(r.BinDirs), installed, installed+1), 0, dir)
 	}
-	if binDir != "" { // before the runtime's own directories
-		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
-			func(dir string) bool { return dir == binDir })...)
-	}
-	if !ofKubelet && (!r.Silent() || binDir != "") {
+	r.BinDirs = append(slices.Clone(binDirs), slices.DeleteFunc(slices.Clone(r.BinDirs),
+		func(dir string) bool { return slices.Contains(binDirs, dir) })...)
+	if !ofKubelet && (!r.Silent() || binDirs != nil) {
 		r.Searched = r.BinDirs
 	}
 	return r, nil
@@ -256,7 +268,7 @@ func isAt(dir, given string) bool { return dir == given || same(dir, given) }
 func reported(r node.Runtime) bool { return r.Kubelet && r.Known() }
 
 // unused returns a problem for each given directory that the kubelet's runtime does not use.
-func unused(r node.Runtime, confDir, binDir string) (problems []string) {
+func unused(r node.Runtime, confDir string, binDirs []string) (problems []string) {
 	if !reported(r) {
 		return nil
 	}
@@ -265,11 +277,13 @@ func unused(r node.Runtime, confDir, binDir string) (problems []string) {
 			"pods would bypass unwind; correct or omit --conf-dir (chart value paths.confDir)", confDir,
 			r.Name, r.ConfDir))
 	}
-	is := func(dir string) bool { return isAt(dir, binDir) }
-	if binDir != "" && !slices.ContainsFunc(r.BinDirs, is) {
-		problems = append(problems, fmt.Sprintf("--cni-bin-dir is %s, but %s searches %s for plugins, "+
-			"so no pod could start; correct or omit --cni-bin-dir (chart value paths.binDir)", binDir,
-			r.Name, strings.Join(r.BinDirs, ", ")))
+	for _, binDir := range binDirs {
+		is := func(dir string) bool { return isAt(dir, binDir) }
+		if !slices.ContainsFunc(r.BinDirs, is) {
+			problems = append(problems, fmt.Sprintf("--cni-bin-dir is %s, but %s searches %s for plugins, "+
+				"so no pod could start; correct or omit --cni-bin-dir (chart value paths.binDir)", binDir,
+				r.Name, strings.Join(r.BinDirs, ", ")))
+		}
 	}
 	return problems
 }
@@ -296,6 +310,12 @@ func absolute(path string) (string, error) {
 
 // given reports whether the flags set both directories, so that no runtime has to be found.
 func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
+
+// ByName reports whether the given directories are probably those of nerdctl, podman or Nomad.
+// These programs choose networks by name.
+func (p Target) ByName(r node.Runtime) bool {
+	return p.given() && r.ByName() && !node.HasKubelet("/")
+}
 
 func (p Target) Origin(r node.Runtime) string {
 	switch {

@@ -78,7 +78,7 @@ func (r *Runtime) clean() {
 }
 
 // Timer is the advice if the runtime does not trigger sweeps.
-const Timer = "run sweeps with systemd (unwindctl install --systemd)"
+const Timer = "run sweeps with systemd (repeat unwindctl install with --systemd)"
 
 // Known reports whether the directories come from the runtime: it reported them, or it is CRI-O,
 // whose directories come from its configuration files.
