@@ -1,6 +1,7 @@
 package release
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path"
@@ -124,6 +125,70 @@ func TestTag(t *testing.T) {
 		if (err == nil) != want || want != (len(out) == 0) {
 			t.Errorf("%q: %v, %s", tag, err, out)
 		}
+	}
+}
+
+// TestPostinstall: after the installation of a deb or rpm, its script restarts a running agent. It
+// prints a line for each kind of file that takes precedence over the package's, and one if no agent
+// runs. It succeeds even if systemctl fails.
+func TestPostinstall(t *testing.T) {
+	t.Parallel()
+	const (
+		system  = "run/systemd/system/"
+		unit    = "etc/systemd/system/unwind-"
+		program = "usr/local/bin/unwindctl"
+
+		restarts = "daemon-reload\ntry-restart unwind-agent.service\n" +
+			"is-active --quiet unwind-agent.service\n"
+		inactive = "unwind: unwind-agent.service is not active; to install or update the plugin, " +
+			"run unwindctl install\n"
+		oldProgram = "unwind: ROOT/usr/local/bin/unwindctl takes precedence over this package's " +
+			"/usr/bin/unwindctl; remove it\n"
+		oldUnits = "unwind: these units take precedence over this package's:%s; keep your changes with " +
+			"systemctl edit, remove these files, then run systemctl daemon-reload and systemctl " +
+			"try-restart unwind-agent.service\n"
+	)
+	type files []string // a path that ends in a slash is a directory
+	for _, c := range []struct {
+		name         string
+		files        files
+		active       int // the exit code of systemctl is-active
+		called, want string
+	}{
+		{"agent", files{system}, 0, restarts, ""},
+		{"no agent", files{system}, 3, restarts, inactive},
+		{"no systemd", nil, 0, "", inactive},
+		{"old unit", files{system, unit + "agent.service"}, 0, restarts,
+			fmt.Sprintf(oldUnits, " ROOT/"+unit+"agent.service")},
+		{"old units and program", files{system, unit + "sweep.service", unit + "sweep.timer",
+			unit + "sweep-boot.service", program}, 3, restarts,
+			fmt.Sprintf(oldUnits, " ROOT/"+unit+"sweep.service ROOT/"+unit+"sweep.timer ROOT/"+unit+
+				"sweep-boot.service") + oldProgram + inactive},
+		{"drop-in and old program", files{system, unit + "agent.service.d/", program}, 0, restarts,
+			oldProgram},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			root, bin := t.TempDir(), t.TempDir()
+			for _, file := range c.files {
+				dir, name := path.Split(file)
+				nodetest.Check(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
+				if name != "" {
+					nodetest.Check(t, os.WriteFile(filepath.Join(root, file), nil, 0o600))
+				}
+			}
+			systemctl := fmt.Sprintf("#!/bin/sh\necho \"$*\" >>%s/called\n"+
+				"[ \"$1\" != is-active ] || exit %d\nexit 1\n", bin, c.active)
+			nodetest.Check(t, os.WriteFile(filepath.Join(bin, "systemctl"), []byte(systemctl), 0o700))
+			cmd := exec.Command("sh", "postinstall.sh", "configure")
+			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "DPKG_ROOT="+root)
+			out, err := cmd.CombinedOutput()
+			called, _ := os.ReadFile(filepath.Join(bin, "called"))
+			got := strings.ReplaceAll(string(out), root, "ROOT")
+			if err != nil || string(called) != c.called || got != c.want {
+				t.Errorf("%v, called\n%s\ngot  %s\nwant %s", err, called, got, c.want)
+			}
+		})
 	}
 }
 
