@@ -64,7 +64,7 @@ var manualFiles = []struct{ commands, path, meaning string }{
 	{"unwindctl check", trial.WorkDir, "the files of a check, until it ends"},
 	{"unwindctl install uninstall run", programDir + "/unwindctl", "this program, for the node (--install-dir)"},
 	{"unwindctl install uninstall", install.DefaultUnitDir + "/unwind-*", "the systemd units (--systemd)"},
-	{"unwindctl report", "unwind-report-HOST-DATE.tar.gz", "the report, in the working directory (--output)"},
+	{"unwindctl report", "unwind-report-HOST-DATE.tar.gz", "the report, in the working directory; with --host, in / (--output)"},
 }
 
 // addSections adds the sections EXIT STATUS and FILES to a man page.

@@ -103,7 +103,7 @@ func (r *reporter) run(cmd *cobra.Command) error {
 	if r.file == "-" {
 		list = cmd.ErrOrStderr()
 		_, err = archive.WriteTo(cmd.OutOrStdout())
-	} else {
+	} else if r.file, err = filepath.Abs(r.file); err == nil {
 		err = writeNew(r.file, archive.Bytes())
 	}
 	if err != nil {

@@ -281,7 +281,7 @@ func TestReport(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^ *\d+  (\S+)$`).FindAllStringSubmatch(out.stdout, -1) {
 		shown = append(shown, m[1])
 	}
-	if !slices.Equal(shown, names) || !strings.Contains(out.stdout, "\nWrote "+filepath.Base(paths[0])+". ") {
+	if !slices.Equal(shown, names) || !strings.Contains(out.stdout, "\nWrote "+paths[0]+". ") {
 		t.Errorf("%s\ndoes not list %q", out.stdout, names)
 	}
 
