@@ -17,9 +17,13 @@ import (
 // node is a node of the cluster. pod is the agent's pod on the node, or "" if there is none.
 type node struct{ name, pod string }
 
+// supported selects the nodes on which scripts/deploy/daemonset.yaml runs agents.
+const supported = "kubernetes.io/os=linux," +
+	"type!=virtual-kubelet,eks.amazonaws.com/compute-type!=fargate"
+
 // findNodes returns the selected nodes, sorted by name. Without --nodes and --selector, these are
-// all nodes with an agent's pod and, if the user may list nodes, the other Linux nodes. --selector
-// requires permission to list nodes.
+// all nodes with an agent's pod and, if the user may list nodes, the other supported nodes.
+// --selector requires permission to list nodes.
 func (o *options) findNodes(ctx context.Context, stderr io.Writer) (nodes []node, err error) {
 	pods, err := o.list(ctx, stderr, "pods", "--selector="+o.agents, "--no-headers",
 		"--output=custom-columns=POD:.metadata.name,NODE:.spec.nodeName,"+
@@ -34,7 +38,7 @@ func (o *options) findNodes(ctx context.Context, stderr io.Writer) (nodes []node
 	}
 	names := slices.Clone(o.nodes)
 	if len(names) == 0 {
-		labels := strings.TrimSuffix("kubernetes.io/os=linux,"+o.selector, ",")
+		labels := strings.TrimSuffix(supported+","+o.selector, ",")
 		listed, err := o.list(ctx, stderr, "nodes", "--selector="+labels, "--output=name")
 		names = strings.Fields(strings.ReplaceAll(listed, "node/", ""))
 		switch {
@@ -43,7 +47,7 @@ func (o *options) findNodes(ctx context.Context, stderr io.Writer) (nodes []node
 		case err != nil:
 			fmt.Fprintln(stderr, "warning: cannot list the nodes, so nodes without an agent are not shown")
 		case o.selector != "" && len(names) == 0:
-			return nil, fmt.Errorf("no Linux node matches the selector %s", o.selector)
+			return nil, fmt.Errorf("no node that unwind supports matches the selector %s", o.selector)
 		}
 		if o.selector == "" {
 			names = slices.AppendSeq(names, maps.Keys(agents))
