@@ -19,7 +19,8 @@ type node struct{ name, pod string }
 
 // supported selects the nodes on which scripts/deploy/daemonset.yaml runs agents.
 const supported = "kubernetes.io/os=linux," +
-	"type!=virtual-kubelet,eks.amazonaws.com/compute-type!=fargate"
+	"type!=virtual-kubelet,eks.amazonaws.com/compute-type!=fargate," +
+	"kubernetes.io/arch in (amd64,arm64)"
 
 // findNodes returns the selected nodes, sorted by name. Without --nodes and --selector, these are
 // all nodes with an agent's pod and, if the user may list nodes, the other supported nodes.

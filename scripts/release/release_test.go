@@ -192,6 +192,27 @@ func TestPostinstall(t *testing.T) {
 	}
 }
 
+// TestArchitectures: the DaemonSet runs agents only on nodes of the image's architectures.
+func TestArchitectures(t *testing.T) {
+	t.Parallel()
+	find := func(path, line string) string {
+		t.Helper()
+		data, err := os.ReadFile(path)
+		nodetest.Check(t, err)
+		m := regexp.MustCompile(line).FindSubmatch(data)
+		if m == nil {
+			t.Fatalf("%s lacks a line %s", path, line)
+		}
+		return strings.ReplaceAll(string(m[1]), ",", "")
+	}
+	image := find("release.mk", `(?m)^ARCHES := (.*)$`)
+	nodes := find("../deploy/daemonset.yaml",
+		`(?m)\{key: kubernetes.io/arch, operator: In, values: \[(.*)\]\}$`)
+	if nodes != image {
+		t.Errorf("the DaemonSet selects nodes with %s, and the image is for %s", nodes, image)
+	}
+}
+
 // TestArchiveLinks: each link in a document of a release's archive leads to a file or directory in
 // the archive.
 func TestArchiveLinks(t *testing.T) {
