@@ -46,8 +46,9 @@ func offCommand() *cobra.Command {
 		Long: "Switch unwind off on this node: rename unwind's conflist to NAME.off, which no\n" +
 			"runtime loads, and write the file \"off\" into the state directory, so that no agent\n" +
 			"installs unwind. From then on, the runtime uses the provider's conflist, even to\n" +
-			"release pods that were added through unwind. Exception: CRI-O releases a pod with\n" +
-			"the conflist that the pod was started with.\n\n" +
+			"release pods that were added through unwind. Exceptions: CRI-O and podman release\n" +
+			"a pod with the conflist that it was started with, and so does Nomad until its\n" +
+			"client restarts.\n\n" +
 			"off works without a running runtime. Last, it prints the file that the runtime\n" +
 			"loads next, and fails if there is none or if that file runs unwind.\n\n" +
 			describeExits("off"),
@@ -109,10 +110,11 @@ func uninstallCommand() *cobra.Command {
 			"  kubectl unwind exec --nodes worker-2 -- uninstall",
 		Long: "Remove unwind from this node: switch it off as unwindctl off does, and remove its\n" +
 			"plugin once nothing refers to it. From then on, the runtime uses the provider's\n" +
-			"conflist, even to release pods that were added through unwind. Exception: CRI-O\n" +
-			"releases a pod with the conflist that the pod was started with, so the plugin stays\n" +
-			"while such pods run. unwindctl and the systemd units stay while the journal is not\n" +
-			"empty. The state directory stays.\n\n" +
+			"conflist, even to release pods that were added through unwind. Exceptions: CRI-O\n" +
+			"and podman release a pod with the conflist that it was started with, and so does\n" +
+			"Nomad until its client restarts. So the plugin stays while such pods run.\n" +
+			"unwindctl and the systemd units stay while the journal is not empty. The state\n" +
+			"directory stays.\n\n" +
 			describeExits("uninstall"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)

@@ -353,8 +353,9 @@ func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err err
 }
 
 // cachedNaming returns the number of attachments that libcni has cached with a configuration that
-// names unwind (cni libcni/api.go cachedInfo). CRI-O runs their DELs with that configuration, so it
-// still needs the plugin (ocicni pkg/ocicni/ocicni.go loadNetworkFromCache).
+// names unwind (cni libcni/api.go cachedInfo). CRI-O and podman run their DELs with that
+// configuration (ocicni pkg/ocicni/ocicni.go loadNetworkFromCache, common libnetwork/cni/run.go
+// getCachedNetworkConfig), and Nomad with its copy in memory. So they still need the plugin.
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	node := facts.Node{CacheDir: dir}
 	files, err := node.Cache()
