@@ -175,7 +175,7 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 	e.Added.NetNS.Path = d.netns.Path
 	hosts := d.Node.IsHost(d.netns) && !d.overridesNetNS()
 	// only CNI_NETNS identifies the namespace; a path in prevResult may lead elsewhere by now
-	if d.args.Netns != "" && !hosts && !d.Node.Anothers(ctx, d.Verb.Key, d.netns) {
+	if d.args.Netns != "" && !hosts && !d.Node.Anothers(ctx, e, d.netns) {
 		e.Added.NetNS = d.netns
 	}
 	if d.Verb.Conf.NeverAdded() {

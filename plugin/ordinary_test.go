@@ -722,6 +722,29 @@ func TestReconnected(t *testing.T) {
 	n.wantClean()
 }
 
+// TestProviderReplaced: the provider is replaced, and the network's name with it, while a pod runs.
+// containerd then sends the pod's DEL under the new name. As without unwind, the new provider's
+// plugin gets the pod's namespace. Like OVN-Kubernetes', it fails without one. Once the sandbox is
+// gone, a sweep undoes the ADD under the old name.
+func TestProviderReplaced(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge.masq())
+	a := n.add("a")
+	other := n.newNetwork("other")
+	other.chain(named("strict"))
+	b := other.newPod("b")
+	b.ContainerID, b.NetNS = a.ContainerID, a.NetNS
+	n.script("strict", "exit 1")
+	n.wantError(b.tryDel(), "strict") // the new provider does not run yet
+	n.script("strict", "exec nsenter --net=$CNI_NETNS true")
+	b.del()
+	n.want(slices.Contains(n.links(a.NetNS), "eth0"), "the DEL of the new network removed the old interface")
+	a.dropNetNS()
+	n.until(0, func() { n.sweep() })
+	n.wantClean()
+}
+
 // TestNested: a plugin such as Multus runs in unwind's chain, and itself runs unwind with a second
 // chain for the same container. The inner ADD must not wait for the outer ADD. The second chain has
 // another interface, or the same one, as with Multus' annotation v1.multus-cni.io/default-network.

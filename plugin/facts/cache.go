@@ -159,7 +159,7 @@ func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 	all, _ := n.Journal.Snapshot(ctx).Records(e.Key) // a damaged record names no namespace
 	known := slices.ContainsFunc(all,
 		func(o *journal.Record) bool { return n.IsAt(o, seen.Netns) })
-	return !known && !n.Anothers(ctx, e.Key, seen.Netns), nil
+	return !known && !n.Anothers(ctx, e, seen.Netns), nil
 }
 
 // CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns

@@ -209,12 +209,15 @@ func cleaned(path string) string {
 	return path
 }
 
-// Anothers reports whether another attachment in the journal, with the same interface name, uses a
-// network namespace. A damaged record does not count.
-func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) bool {
+// Anothers reports whether a network namespace belongs to another attachment in the journal, with
+// the same interface name as a record. An earlier attachment of the record's own container doesn't
+// count: if a provider is replaced, containerd sends the DELs of older pods under the new network's
+// name. A damaged record does not count either.
+func (n *Node) Anothers(ctx context.Context, e *journal.Record, netns journal.NetNS) bool {
 	there, _ := n.Journal.Snapshot(ctx).ByNetNS(netns) // a snapshot's lookup never fails
 	return slices.ContainsFunc(there, func(o *journal.Record) bool {
-		return decide.KeepsContainer(o.State) && o.Key != key && o.IfName == key.IfName &&
-			n.SameBoot(o) == decide.True
+		later := e.Number > 0 && o.Number > e.Number
+		return decide.KeepsContainer(o.State) && o.Key != e.Key && o.IfName == e.IfName &&
+			(o.ContainerID != e.ContainerID || later) && n.SameBoot(o) == decide.True
 	})
 }

@@ -134,7 +134,7 @@ func (u *undoing) provenGone(err error) bool {
 // namespace belongs to another attachment in the journal.
 func (u *undoing) isAnothers(ctx context.Context, seen facts.Interface) bool {
 	return u.Record.Added.Occupant != "" && seen.Occupant() == u.Record.Added.Occupant ||
-		u.Node.Anothers(ctx, u.Record.Key, seen.Netns)
+		u.Node.Anothers(ctx, u.Record, seen.Netns)
 }
 
 // awaitHostLinkGone reports whether the host end of the container's interface is gone, or
