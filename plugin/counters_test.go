@@ -295,12 +295,18 @@ func TestNotes(t *testing.T) {
 			a.del()
 		}, []string{"rolled-back a [] [faulty]: the ADD was probably killed"}, []string{"rollbacks faulty complete 1"}},
 		{"ADD killed after the first result", func(n *node, a *pod) {
+			n.conf["gracePeriod"] = "10m"
 			n.plan(p1.ADD("kill-parent"), p1.DEL("fail"))
 			n.wantError(a.tryAdd())
 			n.wantError(a.tryDel())
 			n.plan()
 			a.del()
 		}, []string{"rolled-back a [IP2] [faulty]: the ADD was probably killed"}, []string{"rollbacks faulty pending 1"}},
+		{"libcni's cache was removed while the pod ran", func(n *node, a *pod) {
+			a.add()
+			n.remove(a.cacheFile())
+			a.del()
+		}, nil, nil},
 		{"a plugin is missing", func(n *node, a *pod) {
 			n.chain(pooled, p1, named("gone"))
 			n.wantError(a.tryAdd())

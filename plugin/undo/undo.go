@@ -61,7 +61,9 @@ func (w *Worker) Undo(
 ) (failures []*delegate.Failure, ran int, err error) {
 	e, foreign := request.Record, reason.Is(decide.OtherMachine)
 	var killed string // the first plugin whose ADD may have been cut off
-	if steps := w.cutOff(e, request.Mode); len(steps) > 0 {
+	// an older live record had a result, but the runtime's cache of results was removed
+	recent := e.State == journal.Adding || w.Node.GraceLeft(e) > 0
+	if steps := w.cutOff(e, request.Mode); len(steps) > 0 && recent {
 		killed = steps[0].Type
 	}
 	if foreign {
