@@ -179,7 +179,8 @@ func (e *examination) attachments(found *inspect.Report) {
 			"failed for about a day", plugin, term.Plural(left[plugin], "DEL", "DELs"))
 	}
 	if len(gone) > 0 {
-		e.add("attachments", Warning, "reinstall these plugins; new pods need them too",
+		e.add("attachments", Warning, "reinstall these plugins; if their "+
+			"provider was replaced, drop the DELs with unwindctl forget",
 			"pending DELs need plugins that are not in %s: %s", e.binPath, some(gone))
 	}
 	if len(held) > 0 {
