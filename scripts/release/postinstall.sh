@@ -19,4 +19,4 @@ if [ -d "$DPKG_ROOT/run/systemd/system" ]; then
 	! systemctl is-active --quiet unwind-agent.service || active=yes
 fi
 [ -n "$active" ] ||
-	say "unwind-agent.service is not active; to install or update the plugin, run unwindctl install"
+	say "unwind-agent.service is not active; to install or update the plugin, run unwindctl install (with the same flags as before)"

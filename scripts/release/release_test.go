@@ -141,7 +141,7 @@ func TestPostinstall(t *testing.T) {
 		restarts = "daemon-reload\ntry-restart unwind-agent.service\n" +
 			"is-active --quiet unwind-agent.service\n"
 		inactive = "unwind: unwind-agent.service is not active; to install or update the plugin, " +
-			"run unwindctl install\n"
+			"run unwindctl install (with the same flags as before)\n"
 		oldProgram = "unwind: ROOT/usr/local/bin/unwindctl takes precedence over this package's " +
 			"/usr/bin/unwindctl; remove it\n"
 		oldUnits = "unwind: these units take precedence over this package's:%s; keep your changes with " +

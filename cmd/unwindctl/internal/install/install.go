@@ -258,7 +258,7 @@ func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	source, sourceErr := absolute(o.Conf)
 	stateDir, stateErr := absolute(o.StateDir)
 	return Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: source, StateDir: stateDir,
-		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), ByName: o.ByName(r),
+		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), ByName: o.byName(r),
 		Binary: o.Binary, Observe: o.Observe}, errors.Join(sourceErr, stateErr)
 }
 

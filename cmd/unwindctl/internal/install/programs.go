@@ -106,6 +106,10 @@ func (o Options) installUnits(s Setup) Step {
 // unitFlags returns the install's flags for the agent and for the sweeps, as text for ExecStart.
 func (o Options) unitFlags(s Setup) (agent, sweep string, err error) {
 	binDirs, err := o.binDirs()
+	programDir, dirErr := absolute(o.ProgramDir)
+	if programDir == filepath.Dir(unitProgram) {
+		programDir = "" // the agent's default
+	}
 	for _, flag := range []struct {
 		name, given, value string
 		sweeps             bool // whether sweep has this flag, too
@@ -116,6 +120,7 @@ func (o Options) unitFlags(s Setup) (agent, sweep string, err error) {
 		{"unwind-file", o.File, o.File, false},
 		{"provider-conf", o.Conf, s.Source, false},
 		{"state-dir", o.StateDir, s.StateDir, true},
+		{"install-dir", programDir, programDir, false},
 	} {
 		if flag.given == "" {
 			continue
@@ -126,7 +131,7 @@ func (o Options) unitFlags(s Setup) (agent, sweep string, err error) {
 			sweep += text
 		}
 	}
-	return agent, sweep, err
+	return agent, sweep, errors.Join(err, dirErr)
 }
 
 // inUnit quotes a text for systemd's ExecStart (systemd.service(5), "Command lines").

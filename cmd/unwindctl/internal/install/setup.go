@@ -174,6 +174,9 @@ func (p Target) binDirs() (dirs []string, err error) {
 			dirs = append(dirs, dir)
 		}
 	}
+	if p.BinDir != "" && dirs == nil {
+		err = term.Usage("--cni-bin-dir %q: contains no directory", p.BinDir)
+	}
 	return dirs, err
 }
 
@@ -311,10 +314,10 @@ func absolute(path string) (string, error) {
 // given reports whether the flags set both directories, so that no runtime has to be found.
 func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
 
-// ByName reports whether the given directories are probably those of nerdctl, podman or Nomad.
+// byName reports whether a given conflist directory is probably that of nerdctl, podman or Nomad.
 // These programs choose networks by name.
-func (p Target) ByName(r node.Runtime) bool {
-	return p.given() && r.ByName() && !node.HasKubelet("/")
+func (p Target) byName(r node.Runtime) bool {
+	return p.ConfDir != "" && p.Runtime == "" && r.ByName() && !node.HasKubelet("/")
 }
 
 func (p Target) Origin(r node.Runtime) string {
