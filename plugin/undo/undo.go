@@ -62,8 +62,8 @@ func (w *Worker) Undo(
 	e, foreign := request.Record, reason.Is(decide.OtherMachine)
 	var killed string // the first plugin whose ADD may have been cut off
 	// an older live record had a result, but the runtime's cache of results was removed
-	recent := e.State == journal.Adding || w.Node.GraceLeft(e) > 0
-	if steps := w.cutOff(e, request.Mode); len(steps) > 0 && recent {
+	if steps := w.cutOff(e, request.Mode); len(steps) > 0 &&
+		(e.State == journal.Adding || w.Node.GraceLeft(e) > 0) {
 		killed = steps[0].Type
 	}
 	if foreign {

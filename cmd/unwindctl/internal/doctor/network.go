@@ -180,7 +180,7 @@ func (e *examination) entry(
 	case newest == "1.0.0" && c.CNIVersion == "1.1.0":
 		e.add("configuration", Failure, "run unwindctl install",
 			"%s has cniVersion 1.1.0, which this runtime does not support: no pod can start", c.Path)
-	case isList && offered != "1.1.0" && !r.ByName():
+	case isList && offered != "1.1.0" && !r.OnlyByName():
 		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"] to it`,
 			"%s does not offer cniVersion 1.1.0, so no runtime calls STATUS or GC", c.Path)
 	case !isList && newest != "1.0.0" && c.CNIVersion != "1.1.0":

@@ -317,7 +317,7 @@ func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Run
 // byName reports whether a given conflist directory is probably that of nerdctl, podman or Nomad.
 // These programs choose networks by name.
 func (p Target) byName(r node.Runtime) bool {
-	return p.ConfDir != "" && p.Runtime == "" && r.ByName() && !node.HasKubelet("/")
+	return p.ConfDir != "" && p.Runtime == "" && r.OnlyByName()
 }
 
 func (p Target) Origin(r node.Runtime) string {

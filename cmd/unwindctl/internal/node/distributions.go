@@ -62,7 +62,7 @@ func (d distribution) find(root string) *Runtime {
 		return nil
 	}
 	return &Runtime{Name: d.name, ConfDir: d.confDir, BinDirs: []string{d.binDir}, Socket: d.socket,
-		MaxConfs: 1, Kubelet: d.name != containerd || HasKubelet(root)}
+		MaxConfs: 1, Kubelet: d.name != containerd || hasKubelet(root)}
 }
 
 // podEnv is an environment variable that the kubelet sets in each container.
@@ -71,9 +71,9 @@ const podEnv = "KUBERNETES_SERVICE_HOST"
 // InPod reports whether a pod started this program, so the node has a kubelet. --host keeps that.
 func InPod() bool { return os.Getenv(podEnv) != "" }
 
-// HasKubelet reports whether a machine has a kubelet. Outside pods, it does not notice a kubelet
+// hasKubelet reports whether a machine has a kubelet. Outside pods, it does not notice a kubelet
 // with its own --root-dir.
-func HasKubelet(root string) bool {
+func hasKubelet(root string) bool {
 	return InPod() || anyExists(root, "/var/lib/kubelet", "/var/lib/k0s/kubelet")
 }
 
@@ -132,7 +132,7 @@ func findCRIO(root string) (*Runtime, error) {
 			}
 			return ignoreMissing(err)
 		})
-	r := &Runtime{Name: crio, MaxConfs: 1, Kubelet: HasKubelet(root)}
+	r := &Runtime{Name: crio, MaxConfs: 1, Kubelet: hasKubelet(root)}
 	var conf crioConfig
 	for _, file := range files {
 		before := conf.Network

@@ -97,6 +97,10 @@ func (r Runtime) ByName() bool {
 	return !r.Kubelet && (r.Socket == "" || r.Name == containerd)
 }
 
+// OnlyByName is like ByName, but also reports false if the machine has a kubelet whose runtime is
+// unknown.
+func (r Runtime) OnlyByName() bool { return r.ByName() && !hasKubelet("/") }
+
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
 // Version 1.1.0 came with libcni 1.2. containerd has had it since 2.0, and CRI-O since 1.34 at the
 // latest.
