@@ -137,7 +137,7 @@ race: deps tools build ## run tests with the race detector (6 minutes, root)
 	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
 proof: deps tools build ## run all tests at full length (hours, root)
-	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -count=1 -v -timeout 6h ./journal ./plugin/... ./cmd/unwindctl
+	UNWIND_TEST_LONG=1 CGO_ENABLED=0 $(GO_TEST) -count=1 -v -timeout 6h ./journal ./plugin/... ./cmd/unwindctl
 
 soak: deps tools build ## add and remove PAIRS pods (100,000) with faults (hours, root)
 	UNWIND_TEST_SOAK=$(PAIRS) CGO_ENABLED=0 go test -run '^TestSoak$$' -count=1 -v -timeout 12h ./plugin
