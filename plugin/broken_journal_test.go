@@ -19,20 +19,22 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// breakage is a way to break a node's existing journal. mend repairs the journal.
+// breakage is a way to break a node's existing journal. mend repairs the journal. An error of the
+// broken journal contains the text in says.
 type breakage struct {
 	name string
 	of   func(n *node) (mend func())
+	says string
 }
 
 var (
-	readOnly      = breakage{"read-only file system", (*node).makeReadOnly}
-	fullDisk      = breakage{"full disk", (*node).fillDisk}
-	newerFormat   = breakage{"newer format", (*node).makeNewer}
-	groupWritable = breakage{"file that others can write to", (*node).makeGroupWritable}
-	linked        = breakage{"link", (*node).linkStateDir}
-	blocked       = breakage{"file", (*node).blockJournal}
-	strangersTurn = breakage{"queue that a stranger holds", (*node).holdQueue}
+	readOnly      = breakage{"read-only file system", (*node).makeReadOnly, ": journal: "}
+	fullDisk      = breakage{"full disk", (*node).fillDisk, ": journal: "}
+	newerFormat   = breakage{"newer format", (*node).makeNewer, "/journal.db was written by a newer release of unwind ("}
+	groupWritable = breakage{"file that others can write to", (*node).makeGroupWritable, ": journal: "}
+	linked        = breakage{"link", (*node).linkStateDir, ": journal: "}
+	blocked       = breakage{"file", (*node).blockJournal, ": journal: "}
+	strangersTurn = breakage{"queue that a stranger holds", (*node).holdQueue, ": journal: "}
 )
 
 func (n *node) makeReadOnly() (mend func()) {
@@ -144,7 +146,7 @@ func TestBrokenJournal(t *testing.T) {
 			n.plan(p2.ADD("fail-effect"), p2.DEL("fail"))
 			mend := breakage.of(n)
 			n.wantError(a.tryAdd(),
-				"pending DEL: faulty (code 999), not recorded in the journal: journal: ")
+				"pending DEL: faulty (code 999), not recorded in the journal: ", breakage.says)
 			mend()
 			n.plan()
 		case verb.is("ADD refused"):
@@ -229,7 +231,7 @@ func TestResultNotWritten(t *testing.T) {
 			n.awaitHeld("ADD", "a", "p0")
 			mend := breakage.of(n)
 			n.letGo("ADD", "a", "p0")
-			n.wantCode(add.wait(), 11, "cannot record the result: journal: ")
+			n.wantCode(add.wait(), 11, "cannot record the result: ", breakage.says)
 			n.wantCalls("ADD p0", "DEL p0")
 			n.wantTaken()
 			mend()

@@ -126,8 +126,8 @@ func TestStatusOfDelegates(t *testing.T) {
 // otherwise, it logs a warning. A journal that is in use by other processes is no problem.
 func TestStatusOfJournal(t *testing.T) {
 	breakages := []breakage{
-		{"a folder that anybody can write to", (*node).makeWorldWritable},
-		{"not a folder", (*node).replaceByFile},
+		{"a folder that anybody can write to", (*node).makeWorldWritable, ": journal: "},
+		{"not a folder", (*node).replaceByFile, ": journal: "},
 		readOnly, fullDisk, newerFormat, groupWritable, linked, blocked, strangersTurn,
 	}
 	each1(t, breakages, func(t *testing.T, breakage breakage) {
