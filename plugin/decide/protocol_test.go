@@ -499,8 +499,8 @@ func (m *protocol) gets(s *state, p int, r *record, step int8) bool {
 		Freed:  (r.steps&^pr.done&1 == 0 || r.freed || pr.freed) && m.without != freed,
 	}
 	for i := range m.containers() {
-		for _, other := range s.c[i].r {
-			o.Others = o.Others || i != pr.on && !other.memory && KeepsContainer(states[other.state]) &&
+		for _, other := range s.c[i].r { // the model has one pool, and in a pool, the file names the owner
+			o.Others = o.Others || m.unnamed && i != pr.on && !other.memory && KeepsContainer(states[other.state]) &&
 				other.claim == r.claim && m.without != rivals
 		}
 	}
