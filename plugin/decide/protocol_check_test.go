@@ -206,52 +206,56 @@ func (m *protocol) replay(way []int32) (trace []string) {
 func TestProtocol(t *testing.T) {
 	t.Parallel()
 	sandbox.SkipRaced(t)
-	for i, tt := range []struct {
+	type variant struct {
 		name  string
 		model protocol
-	}{
+	}
+	small := []variant{
 		{"two addresses", protocol{addresses: 2, crashes: 1}},
-		{"one address, DELs fail", protocol{addresses: 1, faults: 2}},
-		{"one address, a crash and a DEL that fails", protocol{addresses: 1, crashes: 1, faults: 1}},
-		{"one address, a reused container ID", protocol{addresses: 1, faults: 1, reuse: true}},
-		{"a reused container ID, a crash", protocol{addresses: 2, crashes: 1, reuse: true}},
-		{"added again without a DEL", protocol{addresses: 1, again: true, crashes: 1}},
 		{"a path that disappears", protocol{addresses: 1, hides: true}},
-		{"an unknown IPAM plugin", protocol{addresses: 1, unnamed: true, faults: 2}},
-		{"a power loss", protocol{addresses: 1, power: 1, faults: 1}},
-		{"a power loss, a reused container ID", protocol{addresses: 1, power: 1, reuse: true}},
 		{"commits of unknown outcome, an unknown IPAM plugin", protocol{addresses: 1, unnamed: true, commits: 1}},
 		{"a container added by the plain chain", protocol{addresses: 1, plain: true, crashes: 1}},
 		{"an unknown IPAM plugin, a crash", protocol{addresses: 1, unnamed: true, once: true, crashes: 1}},
 		{"a rule must go before the address", protocol{addresses: 1, strict: true, faults: 1}},
 		{"deleted by the plain chain", protocol{addresses: 1, crashes: 1, plainDEL: true}},
-		{"three containers, one address", protocol{three: true, addresses: 1}},
-		{"added again by the plain chain", protocol{addresses: 2, off: true, faults: 1}},
-		{"a list, commits of unknown outcome", protocol{addresses: 1, lists: true, commits: 1, crashes: 1}},
 		{"a list, a container added by the plain chain", protocol{addresses: 1, lists: true, plain: true, crashes: 1}},
 		{"a list, added again by the plain chain", protocol{addresses: 2, lists: true, off: true}},
 		{"added again by the plain chain, DELs without a path", protocol{addresses: 2, off: true, nameless: true}},
-		{"added again by the plain chain, one address", protocol{addresses: 1, off: true, crashes: 1}},
 		{"a path of another container", protocol{addresses: 2, path: true}},
-		{"a path of another container, a crash", protocol{addresses: 2, path: true, crashes: 1}},
 		{"a path of another container, given to a plugin", protocol{addresses: 2, path: true, byName: true, prompt: true}},
 		{"DELs that lie", protocol{addresses: 1, lies: 2}},
 		{"DELs that lie, a reused container ID", protocol{addresses: 1, lies: 1, reuse: true}},
-		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}},
-		{"host ports", protocol{addresses: 1, ports: true, faults: 2}},
 		{"host ports, a crash", protocol{addresses: 1, ports: true, crashes: 1}},
-		{"host ports, a power loss", protocol{addresses: 1, ports: true, power: 1, faults: 1}},
-		{"an ADD that the runtime gives up", protocol{addresses: 1, impatient: true, crashes: 1}},
 		{"sandboxes of one pod", protocol{addresses: 1, pod: true, unnamed: true, faults: 2}},
 		{"an IPAM plugin with its own GC", protocol{addresses: 1, collects: true, crashes: 1}},
+		{"two commits of unknown outcome", protocol{addresses: 1, commits: 2}},
+	}
+	large := []variant{ // each takes more than 3 s, so "make test" samples them
+		{"one address, DELs fail", protocol{addresses: 1, faults: 2}},
+		{"one address, a crash and a DEL that fails", protocol{addresses: 1, crashes: 1, faults: 1}},
+		{"one address, a reused container ID", protocol{addresses: 1, faults: 1, reuse: true}},
+		{"a reused container ID, a crash", protocol{addresses: 2, crashes: 1, reuse: true}},
+		{"added again without a DEL", protocol{addresses: 1, again: true, crashes: 1}},
+		{"an unknown IPAM plugin", protocol{addresses: 1, unnamed: true, faults: 2}},
+		{"a power loss", protocol{addresses: 1, power: 1, faults: 1}},
+		{"a power loss, a reused container ID", protocol{addresses: 1, power: 1, reuse: true}},
+		{"three containers, one address", protocol{three: true, addresses: 1}},
+		{"added again by the plain chain", protocol{addresses: 2, off: true, faults: 1}},
+		{"a list, commits of unknown outcome", protocol{addresses: 1, lists: true, commits: 1, crashes: 1}},
+		{"added again by the plain chain, one address", protocol{addresses: 1, off: true, crashes: 1}},
+		{"a path of another container, a crash", protocol{addresses: 2, path: true, crashes: 1}},
+		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}},
+		{"host ports", protocol{addresses: 1, ports: true, faults: 2}},
+		{"host ports, a power loss", protocol{addresses: 1, ports: true, power: 1, faults: 1}},
+		{"an ADD that the runtime gives up", protocol{addresses: 1, impatient: true, crashes: 1}},
 		{"commits of unknown outcome, an unknown IPAM plugin, DELs fail", protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}},
 		{"a journal that is lost during ADDs, an unknown IPAM plugin", protocol{addresses: 1, unnamed: true, losses: 1, faults: 1}},
 		{"commits of unknown outcome", protocol{addresses: 1, commits: 1, crashes: 1}},
-		{"two commits of unknown outcome", protocol{addresses: 1, commits: 2}},
 		{"a journal that is lost during ADDs", protocol{addresses: 1, losses: 1, faults: 2}},
 		{"commits of unknown outcome, a reused container ID", protocol{addresses: 1, commits: 1, faults: 1, reuse: true}},
-	} {
-		if !sandbox.Sampled(sandbox.Rounds(3, 1, 1), i) {
+	}
+	for i, tt := range slices.Concat(small, large) {
+		if i >= len(small) && !sandbox.Sampled(sandbox.Rounds(3, 1, 1), i) {
 			continue
 		}
 		t.Run(tt.name, func(t *testing.T) {
